@@ -98,7 +98,7 @@ def test_tries_see_no_test_record_and_are_said(tmp_path: Path, capsys: pytest.Ca
 def test_tries_that_stopped_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedstill.experiment import tries
 
-    run, done = tries.run, list[str]()
+    run, done = tries.engine.run, list[str]()
 
     def stopping(job: Any, **more: Any) -> Any:
         if len(done) == 2:
@@ -107,10 +107,10 @@ def test_tries_that_stopped_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return run(job, **more)
 
     settings: dict[str, Any] = {"model": "linear", "clients": 2, "limit": 100, "rounds": 1, "workers": 0, "tune": True}
-    monkeypatch.setattr(tries, "run", stopping)
+    monkeypatch.setattr(tries.engine, "run", stopping)
     with pytest.raises(KeyboardInterrupt):
         fedstill.run("fedavg", data="digits", out=tmp_path / "run", **settings)
-    monkeypatch.setattr(tries, "run", run)
+    monkeypatch.setattr(tries.engine, "run", run)
     first = (tmp_path / "run/tries/0/summary.json").stat().st_mtime_ns
     found = fedstill.run("fedavg", data="digits", out=tmp_path / "run", **settings)
     assert found.tries is not None and len(found.tries["tries"]) == 6 and found.finished

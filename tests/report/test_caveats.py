@@ -200,6 +200,10 @@ def test_a_constant_after_few_steps_names_their_number_and_the_remedy(finished: 
     assert "accuracy is not above that of always saying well (72.0 % of the test records)" in text
     assert f"a client took {steps} steps in all (rounds x epochs x batches of records), which train little" in text
     assert "--rounds" in text and "--local.batch-size" in text
+    many = replace(run, config={"method": {**run.config["method"], "rounds": 400}})
+    assert "--tune" in " ".join(caveats.of_training(many)) and "steps in all" not in " ".join(caveats.of_training(many))
+    private = replace(run, guarantee=replace(run.guarantee, holds=True, epsilon=0.1))
+    assert "the noise may be too large for so few records" in " ".join(caveats.of_training(private))
     assert "steps in all" not in " ".join(caveats.of_run(finished([[70, 2], [2, 26]], "good")))
     assert caveats.client_steps(replace(run, config={"method": {"epsilon": None}})) is None  # of one upload
 

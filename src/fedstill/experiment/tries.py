@@ -20,10 +20,10 @@ from fedstill.data.sources import DataSet
 from fedstill.engines.server import TooFewReplies
 from fedstill.engines.transport import Watcher
 from fedstill.experiment import config, reuse
+from fedstill.experiment import run as engine
 from fedstill.experiment.checks import check_job
 from fedstill.experiment.job import Job
 from fedstill.experiment.judging import score_of
-from fedstill.experiment.run import run
 from fedstill.experiment.sweep import VALIDATION, Point, merged
 from fedstill.protocol import Method, client_steps
 from fedstill.runs.folder import TRIES, RunFolder, Taken, locked
@@ -143,7 +143,7 @@ def _run(job: Job, data: DataSet | None, watcher: Watcher) -> dict[str, Any]:
         try:
             one = job.replace(method=_at(job.method, points[number]), out=place)
             reuse.prepare(one, done)  # tries of the server's settings ask the clients once
-            value = score_of(run(one, data=data), measure)
+            value = score_of(engine.run(one, data=data), measure)
             done.append(place)
         except (Taken, files.Damaged):  # says nothing about the settings
             raise

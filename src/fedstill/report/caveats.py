@@ -64,7 +64,15 @@ def of_training(run: RunRecord) -> list[str]:
     if not run.finished:
         return []
     found, steps = [], client_steps(run)
-    if steps is not None and steps < _FEW_STEPS and run.confusion is not None and _is_constant(run.confusion):
+    constant = run.confusion is not None and _is_constant(run.confusion)
+    if constant and run.guarantee.holds and run.guarantee.epsilon:
+        found.append(
+            "the noise may be too large for so few records: more clients, a larger epsilon, or masked sums (--sums "
+            "masked), which need noise once, make it smaller beside them"
+        )
+    elif constant and (steps is None or steps >= _FEW_STEPS) and run.tries is None:
+        found.append("other rates, rounds or ridges may do better (--tune), and --measure auc tells whether it ranks")
+    elif constant and steps is not None and steps < _FEW_STEPS:
         found.append(
             f"a client took {steps} steps in all (rounds x epochs x batches of records), which train little; raise "
             "--rounds or --local.epochs, or lower --local.batch-size, or let --tune try such settings"
