@@ -24,8 +24,10 @@ from fedstill.base import files, lookup, seeds
 from fedstill.base.errors import FedstillError
 from fedstill.base.records import Records
 from fedstill.base.weights import load, state
+from fedstill.data import public as public_data
 from fedstill.engines import own_code, reply_checks
 from fedstill.engines.client_evaluation import EVALUATE, EvaluationResult, steps_of
+from fedstill.engines.column_scale import HIDDEN, Measured, measured, rescaled, scale_step
 from fedstill.engines.masked_sums import MaskedReply, MaskedStep, Opening, masked_sizes, shapes, unflattened
 from fedstill.engines.reply_checks import Checked, Replies, check, listed
 from fedstill.engines.run_spec import RunSpec
@@ -206,6 +208,7 @@ class ServerFederation(Federation):
         helpers: the helpers of masked sums, in the order of the spec.
 
     Attributes:
+        normalisation: the task's normalisation, measured privately or not.
         num_rounds: number of rounds in the method's loop; 1 for a method without one.
         done: number of these in which clients were asked, or the server worked; 1 for a method without a loop.
     """
@@ -241,6 +244,8 @@ class ServerFederation(Federation):
         self.max_bytes = spec.max_bytes
         self.masked = spec.sums is not None
         self.num_classes = spec.num_classes
+        self.normalisation = spec.normalisation
+        self._header: dict[str, Any] = {}  # of every request, beside its step and number
         self.like = test[:0]
         self.device = torch.device(device)
         self._folder = RunFolder(folder)
@@ -295,7 +300,7 @@ class ServerFederation(Federation):
         facts = replace(self.spec.facts, sizes={**self.spec.facts.sizes, **(exactly or {})})
         asked = self._asked(step, to)
         self.asked_steps[step.name] = step
-        envelope = {"step": step.name, "exchange": exchange}
+        envelope = {"step": step.name, "exchange": exchange, **self._header}
         request = wire.encode(step.payload(arguments), step.request, self.spec.facts, envelope)
         self.journal.check_request(exchange, step.name, request)
         good, refusals = self.journal.replies_to(exchange, step.name, asked, len(request))
@@ -472,6 +477,35 @@ class ServerFederation(Federation):
                 if spent := listed(header, step.name, exchange):
                     self.journal.store_releases(exchange, client, spent)
 
+    def measure_scale(self) -> None:
+        """Measure the scale of the columns before all other requests, which bring it, if the run has a private one.
+
+        It is written down before it is used: a resumed run asks nobody again.
+        """
+        scale, folder = self.spec.scale, self._folder
+        if scale is None:
+            return
+        step = scale_step(scale)
+        if folder.scale.exists():
+            self.asked_steps[step.name], self._exchange = step, 1
+        else:
+            steps = steps_of(self.spec.method).values()
+            if self.masked and not any(own.sums for own in steps):
+                for own in steps:  # before anything is released
+                    self._check_seen(own)
+            summed = self.sum(step, exactly={"measured": len(scale.columns)})
+            folder.write_scale(measured(scale, summed, self.num_classes, self.delta)._asdict())
+        found = Measured(**folder.read_scale().model_dump())
+        self._header = found.header
+        if not found.clear:
+            self._watcher.noted(HIDDEN)
+        self.normalisation = found.normalisation(scale, self.spec.normalisation, self.like.shape[0])
+        self.like, self._test = (rescaled(records, self.normalisation) for records in (self.like, self._test))
+        if self.public is not None:
+            drawn = public_data.is_noise(str(self.spec.public))
+            self.public = rescaled(self.public, self.normalisation, drawn=drawn)
+        self._confusion = LastConfusion(self._test)
+
     # ---------------------------------------------------------------------------------------------------------- budget
 
     @override
@@ -513,7 +547,7 @@ class ServerFederation(Federation):
         self._exchange = last.exchange
         self.journal.check_answered(self.min_clients, before=last.exchange)
         self._last_evaluation = last.evaluation or self._last_evaluation
-        steps = steps_of(self.spec.method)
+        steps = steps_of(self.spec.method, self.spec.scale)
         self.asked_steps |= {name: steps[name] for name in last.steps}
         return last.number
 
@@ -546,6 +580,11 @@ class ServerFederation(Federation):
         self._watcher.logged(index, self.num_rounds, values)
 
     # ------------------------------------------------------------------------------------------ models and evaluation
+
+    @property
+    def task(self) -> dict[str, Any]:
+        """The fields that the final model's file needs, with the scale that was measured."""
+        return {**self.spec.task, "mean": list(self.normalisation.mean), "std": list(self.normalisation.std)}
 
     def guarantee(self) -> Guarantee:
         """The guarantee for all replies so far."""

@@ -188,6 +188,8 @@ class SitePolicy(Settings):
             raise schema.Refused(
                 f"the site's policy does not allow the backbone '{schema.clean(spec.features)}' (features)"
             )
+        if spec.scale is not None:
+            raise schema.Refused("the run measures a scale of columns first, which no site does; leave --scale out")
         if spec.simulated_noise and not self.simulated_noise:
             raise schema.Refused(
                 "the server knows the seed of the privacy noise (simulated_noise); use --noise entropy"
