@@ -208,12 +208,12 @@ class ServerFederation(Federation):
         helpers: the helpers of masked sums, in the order of the spec.
 
     Attributes:
-        normalisation: the task's normalisation, measured privately or not.
         num_rounds: number of rounds in the method's loop; 1 for a method without one.
         done: number of these in which clients were asked, or the server worked; 1 for a method without a loop.
     """
 
     _errors: Mapping[str, float | None] = {}  # of the last evaluation of a model that predicts a number
+    _header: Mapping[str, Any] = {}  # of every request, beside its step and number
 
     def __init__(
         self,
@@ -244,8 +244,6 @@ class ServerFederation(Federation):
         self.max_bytes = spec.max_bytes
         self.masked = spec.sums is not None
         self.num_classes = spec.num_classes
-        self.normalisation = spec.normalisation
-        self._header: dict[str, Any] = {}  # of every request, beside its step and number
         self.like = test[:0]
         self.device = torch.device(device)
         self._folder = RunFolder(folder)
@@ -495,15 +493,16 @@ class ServerFederation(Federation):
                     self._check_seen(own)
             summed = self.sum(step, exactly={"measured": len(scale.columns)})
             folder.write_scale(measured(scale, summed, self.num_classes, self.delta)._asdict())
-        found = Measured(**folder.read_scale().model_dump())
+        told = folder.read_scale(len(scale.columns))
+        found = Measured(told.mean, told.std, told.records, told.clear)
         self._header = found.header
         if not found.clear:
             self._watcher.noted(HIDDEN)
-        self.normalisation = found.normalisation(scale, self.spec.normalisation, self.like.shape[0])
-        self.like, self._test = (rescaled(records, self.normalisation) for records in (self.like, self._test))
+        made = found.normalisation(scale, self.spec.normalisation, self.like.shape[0])
+        self.like, self._test = (rescaled(records, made) for records in (self.like, self._test))
         if self.public is not None:
             drawn = public_data.is_noise(str(self.spec.public))
-            self.public = rescaled(self.public, self.normalisation, drawn=drawn)
+            self.public = rescaled(self.public, made, drawn=drawn)
         self._confusion = LastConfusion(self._test)
 
     # ---------------------------------------------------------------------------------------------------------- budget
@@ -584,7 +583,8 @@ class ServerFederation(Federation):
     @property
     def task(self) -> dict[str, Any]:
         """The fields that the final model's file needs, with the scale that was measured."""
-        return {**self.spec.task, "mean": list(self.normalisation.mean), "std": list(self.normalisation.std)}
+        own = self.like.normalisation if self._header else self.spec.normalisation
+        return {**self.spec.task, "mean": list(own.mean), "std": list(own.std)}
 
     def guarantee(self) -> Guarantee:
         """The guarantee for all replies so far."""

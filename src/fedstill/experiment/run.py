@@ -283,7 +283,7 @@ def _run(
     with connect(job, make_site, late=late) if sites is None else sites(spec) as transport:
         federation = _federation(job, spec, transport, task, public_records, watcher, parties)
         federation.measure_scale()
-        task = scaled(task, federation.normalisation)
+        task = task if spec.scale is None else scaled(task, federation.like.normalisation)
         model = reply_checks.checked_model(job.name, job.method.server(federation))
         if on_model is not None:
             on_model(model)

@@ -380,9 +380,12 @@ class RunFolder:
         """Write ``scale.json``, which a resumed run reads."""
         files.write_json(self.scale, dict(content))
 
-    def read_scale(self) -> ColumnScale:
-        """``scale.json``."""
-        return self._read(self.scale, ColumnScale)
+    def read_scale(self, columns: int) -> ColumnScale:
+        """``scale.json`` of this many columns."""
+        found = self._read(self.scale, ColumnScale)
+        if not len(found.mean) == len(found.std) == columns:
+            raise self.damaged(self.scale, f"it has not the scale of {columns} columns")
+        return found
 
     def read_partition(self, clients: int) -> tuple[tuple[str, ...], Counts | None]:
         """Class names and counts; no names and None if the file is absent."""
