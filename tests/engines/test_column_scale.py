@@ -17,8 +17,6 @@ from fedstill.engines.client import Site
 from fedstill.engines.column_scale import Measured, PrivateScale, read_header
 from fedstill.engines.server import ServerFederation
 from fedstill.experiment.config import Experiment
-from fedstill.experiment.job import Job
-from fedstill.experiment.run import run
 from fedstill.experiment.task import share_out
 from fedstill.privacy.accounting import gaussian_epsilon, release_noise
 from fedstill.privacy.integer_sums import IntegerSum
@@ -210,9 +208,6 @@ def test_what_has_no_private_scale_is_refused_in_a_sentence(table: Path, tmp_pat
     ):
         with pytest.raises(ValueError, match=words):
             go(table, out, method, **more)
-    job = Job(Experiment(**facts(table)), "afl", out)
-    with pytest.raises(ValueError, match="which real sites do not measure"):
-        run(job, sites=lambda spec: pytest.fail("asked"))
     scale = PrivateScale(epsilon=1.0, columns=(0, 2))
     assert read_header({"scale": [[0.5, -1], [1, 0.1]]}, scale) == Measured((0.5, -1.0), (1.0, 0.1))
     assert read_header({"step": "sum_up"}, scale) is None

@@ -212,11 +212,6 @@ def run(
         check_classes(job.experiment, "a run with real sites")
     if sites is not None and parties is None and job.experiment.masked is not None:
         raise ValueError("--sums masked needs helpers, which the server's roster names; use --sums open without one")
-    if sites is not None and job.experiment.scale is not None:
-        raise ValueError(
-            f"--scale is {job.experiment.scale!r}, which real sites do not measure; leave it out, and the ranges of "
-            "the schema, or --mean and --std, are the scale"
-        )
     if sites is not None and job.experiment.validation:
         raise ValueError("--validation splits the records of simulated clients; leave it out with real sites")
     with (
