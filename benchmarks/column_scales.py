@@ -5,7 +5,7 @@
 
 The table is diamonds of ggplot2 (Wickham 2016): 53,940 records with seven numbers. Their ranges are what one may say
 without a look at them (a depth is 0 to 100 %); most records lie in a small part. Rows: the range as the scale, the
-private scale, and the true means and deviations stated as if they were public. Every private row has the same epsilon in
+private scale, and the true means and deviations stated as if public. Every private row has the same epsilon in
 all: with the private scale, a tenth of the precision goes to the scale. The quantile of the clipping length is chosen
 for each row on a fifth of the training records, with a seed of its own.
 """

@@ -16,6 +16,7 @@ from fedstill.engines import column_scale
 from fedstill.engines.client import Site
 from fedstill.engines.column_scale import Measured, PrivateScale, read_header
 from fedstill.engines.server import ServerFederation
+from fedstill.experiment import reuse
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.task import share_out
 from fedstill.privacy.accounting import gaussian_epsilon, release_noise
@@ -194,6 +195,9 @@ def test_a_stated_range_does_in_place_of_a_schema(table: Path, tmp_path: Path) -
     assert found.mean == pytest.approx(raw[["age", "smoker", "crp"]].mean().to_list(), rel=0.05)
     assert found.std[:2] == pytest.approx(raw[["age", "smoker"]].std().to_list(), rel=0.2)
     assert record.guarantee.holds and len(json.loads((record.folder / "scale.json").read_text())["mean"]) == 3
+    for again in (reuse.read_simulated, lambda run, out: reuse.check_open(run, reuse.read_job(run, run, ""))):
+        with pytest.raises(ValueError, match="measured (its|a) scale"):
+            again(record.folder, "")
 
 
 def test_what_has_no_private_scale_is_refused_in_a_sentence(table: Path, tmp_path: Path) -> None:
