@@ -189,8 +189,8 @@ def test_a_budget_covers_the_scale_too(table: Path, tmp_path: Path) -> None:
 def test_a_stated_range_does_in_place_of_a_schema(table: Path, tmp_path: Path) -> None:
     """Columns within --mean plus and minus --std; a scale within it is the composition of both."""
     stated = {"mean": (55.0, 0.5, 200.0), "std": (55.0, 0.5, 200.0), "class_names": ("no", "yes"), "epsilon": 4.0}
-    more = {"data": f"{table}/numbers.csv", "schema_file": None, "label_column": "died", "sums": "masked"}
-    record = go(table, tmp_path / "run", scale="private:40", **more, **stated)
+    more = {"data": f"{table}/numbers.csv", "schema_file": None, "label_column": "died"}
+    record = go(table, tmp_path / "run", scale="private:200", **more, **stated)
     found, raw = fedstill.load_model(record.folder).normalisation, pd.read_csv(table / "numbers.csv")
     assert found.mean == pytest.approx(raw[["age", "smoker", "crp"]].mean().to_list(), rel=0.05)
     assert found.std[:2] == pytest.approx(raw[["age", "smoker"]].std().to_list(), rel=0.2)
