@@ -26,8 +26,8 @@ VALUES = {
     "clarity": ["I1", "SI2", "SI1", "VS2", "VS1", "VVS2", "VVS1", "IF"],
 }
 CLASSES = ["Fair", "Good", "Very Good", "Premium", "Ideal"]
-QUANTILES = (0.01, 0.5, 1.0)
-TASK: dict[str, Any] = {"clients": 10, "model": "linear", "public": "noise=500", "workers": 0}
+QUANTILES = (0.0001, 0.01, 0.5, 1.0)
+TASK: dict[str, Any] = {"clients": 10, "model": "linear", "public": "noise=20000", "workers": 0}
 
 
 def write(folder: Path) -> tuple[list[float], list[float]]:
