@@ -126,11 +126,11 @@ def test_clients_the_server_and_a_reader_of_the_model_scale_alike(
         return actor
 
     monkeypatch.setattr(Site, "_client", noted)
-    record = go(table, tmp_path / "run", "fedavg", rounds=2, local={"epochs": 1})
+    record = go(table, tmp_path / "run", "fedavg", rounds=2, local={"epochs": 1}, local_test=0.2)
     first, later = seen["measure_scale"], seen["update"]
     model = fedstill.load_model(record.folder)
-    assert later[0] == later[1] == model.normalisation != first[0]
-    assert first[0].std == (1.0,) * 5 or set(first[0].std) == {1.0}
+    assert seen["judge"][:2] == later[:2] == (model.normalisation, model.normalisation) != first[:2]
+    assert set(first[0].std) == {1.0}
     assert torch.allclose(later[2], first[2], atol=1e-4)  # noise is drawn at the scale's size
     assert not record.guarantee.holds and "unprotected" in record.guarantee.reason
 
@@ -179,6 +179,15 @@ def test_a_hostile_client_s_columns_stop_the_run_before_a_scale_is_used(
     with pytest.raises(ValueError, match="no records give"):
         go(table, tmp_path / "run", sums="masked", epsilon=1.0)
     assert not RunFolder(tmp_path / "run").scale.exists()
+
+
+def test_noise_that_hides_the_number_of_records_leaves_the_range(
+    table: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = go(table, tmp_path / "run", epsilon=1.0, scale="private:0.01", limit=200)
+    assert "hides how many records there are" in caplog.text
+    assert set(fedstill.load_model(record.folder).normalisation.std) == {1.0}
+    assert not json.loads((record.folder / "scale.json").read_text())["clear"]
 
 
 def test_a_budget_covers_the_scale_too(table: Path, tmp_path: Path) -> None:
