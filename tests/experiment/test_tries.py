@@ -125,6 +125,7 @@ def test_tries_that_stopped_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("fedavg", "--measure sensitivity --data digits", "which is of one class of two, but there are 10"),
         ("afl", "--tune --public noise=100", "afl releases with noise, and --tune would do so once for each"),
         ("ldp-fedavg", "--tune", "ldp-fedavg releases with noise"),
+        ("fedavg", "--tune --scale private:1", "--scale private:1 releases with noise"),
         ("gh-ofl", "--tune --epsilon None", "GHOFL has no rate, rounds or ridge for --tune to try"),
         ("fedavg", "--tune --dry-run", "--dry-run estimates one run, and --tune makes several"),
         ("dp-fl", "--class-weights balanced", "there is no flag --class-weights here; FedAvg and its family have it"),

@@ -81,9 +81,10 @@ def check_tries(job: Job) -> None:
     Raises:
         ValueError: it is one.
     """
-    if is_private(job.method):
+    if is_private(job.method) or job.experiment.scale is not None:
+        what = job.name if is_private(job.method) else f"--scale {job.experiment.scale}"
         raise ValueError(
-            f"{job.name} releases with noise, and --tune would do so once for each of its tries, and choose by private "
+            f"{what} releases with noise, and --tune would do so once for each of its tries, and choose by private "
             "records, which no epsilon counts; choose settings on public records with --epsilon None, and leave --tune "
             "out here"
         )
