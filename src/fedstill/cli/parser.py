@@ -23,6 +23,8 @@ _TRUTH = {"true", "false", "yes", "no", "on", "off"}
 """Values of a switch; beside other words, a number is one of these: ``site show --json FOLDER 1``."""
 _FEW = 8
 """Number of flags up to which a message names them all."""
+_LONGEST = 60
+"""Characters of a list of choices beyond which a help text of 80 columns has no place for it."""
 _METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
 
@@ -241,7 +243,8 @@ class _Pairs(argparse.Action):
 
 def _metavar(kind: Any) -> str:
     if typing.get_origin(kind) is Literal:
-        return "{" + ",".join(map(str, typing.get_args(kind))) + "}"
+        choices = "{" + ",".join(map(str, typing.get_args(kind))) + "}"
+        return choices if len(choices) <= _LONGEST else "NAME"  # whose help text names them
     return _METAVARS.get(kind, "VALUE")
 
 

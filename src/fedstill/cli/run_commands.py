@@ -248,9 +248,9 @@ def _finish(job: "Job", output: "RunOutput", *, nobody: bool = False) -> "RunRec
     from fedstill.experiment.progress import watch
     from fedstill.library import finish
 
-    tune = getattr(output, "tune", False)
+    more = {"tune": True} if getattr(output, "tune", False) else {}
     with watch(terminal(stderr=output.json_), job.title, quiet=output.quiet) as bars:
-        return finish(job, bars, track=output.track, nobody=nobody, tune=tune)
+        return finish(job, bars, track=output.track, nobody=nobody, **more)
 
 
 def slug_of(name: str) -> str:

@@ -206,9 +206,9 @@ class Experiment(Settings):
     local_test: Fraction = 0.0
     """Share of each client's records to use as its test records; models are then evaluated on these."""
     measure: MeasureName | None = None
-    """Measure that is reported first and ranks methods, and by which --tune and a sweep choose; accuracy by default,
-    rmse for numbers. Of two classes those of one class are of the last. For more classes, auc, average-precision and f1
-    are means over the classes, each against the rest; sensitivity, specificity and precision are for two only."""
+    """Measure that is reported first, ranks methods, and is what --tune and a sweep choose by: accuracy (the default),
+    balanced-accuracy, f1, auc, average-precision, brier, log-loss; of two classes, for the last one, sensitivity,
+    specificity, precision; of a number rmse (the default), mae, r2."""
     drop: Fraction = 0.0
     """Probability that a simulated client's reply to a request is lost; --min-clients tells how many are enough."""
     slow: Fraction = 0.0
