@@ -248,7 +248,7 @@ def _finish(job: "Job", output: "RunOutput", *, nobody: bool = False) -> "RunRec
     from fedstill.experiment.progress import watch
     from fedstill.library import finish
 
-    more = {"tune": True} if getattr(output, "tune", False) else {}
+    more: dict[str, Any] = {"tune": True} if getattr(output, "tune", False) else {}
     with watch(terminal(stderr=output.json_), job.title, quiet=output.quiet) as bars:
         return finish(job, bars, track=output.track, nobody=nobody, **more)
 
