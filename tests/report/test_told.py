@@ -1,6 +1,7 @@
 """What a reader must be told beside an epsilon stands wherever the number stands; a name makes no data public."""
 
 import json
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from PIL import Image
 
 import fedstill
 from fedstill import from_torch, methods
-from fedstill.data import sources
+from fedstill.data import published, sources
 from fedstill.data.places import Reading
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.task import share_out
@@ -81,17 +82,61 @@ def test_published_data_are_known(real_data: Path, tmp_path: Path, monkeypatch: 
     assert not sources.load("mnist", Reading(size=14), cache_dir=tmp_path).known
 
 
+@pytest.mark.parametrize("change", ["train", "labels", "test", "in place"])
+def test_an_object_with_other_records_is_published_no_more(change: str) -> None:
+    digits = sources.load("digits")
+    assert sources.verified(digits).known and share_out(Experiment(clients=2), digits).known
+    train = digits.train
+    if change == "train":
+        data = replace(digits, train=replace(train, images=255 - train.images))
+    elif change == "labels":
+        data = replace(digits, train=replace(train, labels=9 - train.labels))
+    elif change == "test":
+        data = replace(digits, test=train[:7])
+    else:
+        data = digits
+        data.train.images.numpy()[3, 0, 0, 0] += 1
+    experiment = Experiment(partition="dirichlet:1", clients=2)
+    task = share_out(experiment, data)
+    assert not task.known and "--partition dirichlet:1" in task.drawn
+    assert not sources.load_raw(data).known  # as records of a backbone
+    assert sources.load("digits").known
+
+
+def test_a_folder_called_as_the_hubs_is_not_read_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ylecun" / "mnist").mkdir(parents=True)
+    table = pa.table({"image": [[float(i), 1.0] for i in range(20)], "label": [0, 1] * 10})
+    pq.write_table(table, tmp_path / "ylecun" / "mnist" / "train.parquet")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDSTILL_DATA", raising=False)
+    with pytest.raises(ValueError, match="would be read in place of the hub's 'ylecun/mnist'"):
+        sources.load("mnist", cache_dir=tmp_path / "cache")
+
+
+@pytest.mark.parametrize("place", ["mnist", "tiny_imagenet", "own"])
+def test_a_name_makes_no_list_of_classes_public(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i, name in enumerate(["flu", "none", "rare"]):
+        for split in ("train", "test"):
+            folder = tmp_path / place / split / name
+            folder.mkdir(parents=True)
+            for number in range(3):
+                Image.fromarray(IMAGES[9 * i + number]).save(folder / f"{number}.png")
+    monkeypatch.setenv("FEDSTILL_DATA", str(tmp_path))
+    assert "list of classes" in sources.load(place, cache_dir=tmp_path / "cache").measured
+    assert sources.load_raw(place, cache_dir=tmp_path / "cache").measured == ("list of classes",)
+
+
 def test_a_digest_of_content_knows_no_order_and_every_bit() -> None:
     from fedstill.data.decode import Split
 
     images = IMAGES[:, None]
     train, test = Split(images[:100], LABELS[:100]), Split(images[100:], LABELS[100:])
     order = np.random.default_rng(1).permutation(100)
-    known = sources.content(train, test)
-    assert sources.content(train.take(order), test) == known != sources.content(test, train)
+    known = published.content(train, test)
+    assert published.content(train.take(order), test) == known != published.content(test, train)
     changed = images.copy()
     changed[3, 0, 0, 0] ^= 1
-    assert sources.content(Split(changed[:100], LABELS[:100]), test) != known
+    assert published.content(Split(changed[:100], LABELS[:100]), test) != known
 
 
 # Sums ----------------------------------------------------------------------------------------------------------------
