@@ -1,6 +1,7 @@
 """What a reader must be told beside an epsilon stands wherever the number stands; a name makes no data public."""
 
 import json
+import shutil
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -15,12 +16,13 @@ from PIL import Image
 
 import fedstill
 from fedstill import from_torch, methods
+from fedstill.cli import main
 from fedstill.data import published, sources
 from fedstill.data.places import Reading
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.task import share_out
 from fedstill.privacy import guarantee
-from fedstill.report import export, spending
+from fedstill.report import export, live_page, publish, spending
 from fedstill.report.record import RunRecord
 
 RNG = np.random.default_rng(0)
@@ -180,11 +182,36 @@ def test_the_sum_and_the_warning_stand_wherever_the_number_stands(runs: dict[str
     both = [runs["plain"], runs["size"]]
     fedstill.write_report(both, tmp_path / "report.html")
     export.write_tables(both, tmp_path, latex=True, markdown=True)
-    for name in ("report.html", "table.tex", "table.md", "table.json"):
+    for name in ("report.html", "table.tex", "table.md", "table.json", "table.csv", "runs.csv"):
         text = (tmp_path / name).read_text()
         assert "Whoever sees all 2 runs of these records" in text, name
         assert "are exact, and no guarantee covers" in text, name
     assert json.loads((tmp_path / "table.json").read_text())["remarks"] == export.told(both)
+
+
+def test_lists_of_runs_say_the_sum_too(
+    runs: dict[str, RunRecord], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = [runs["plain"], runs["size"]]
+    for record in both:
+        shutil.copytree(record.folder, tmp_path / record.folder.name)
+    said: live_page.Said = {}
+    state = live_page.document(tmp_path, {}, said)
+    assert state["remarks"] == spending.remarks(both) and [*said.values()] == [state["remarks"]]
+    assert live_page.document(tmp_path / "plain", {}, said)["remarks"] == spending.remarks(both[:1])
+    for words in (["runs", str(tmp_path)], ["runs", "compare", str(tmp_path)]):
+        main(words)
+        assert "Whoever sees all 2 runs of these records" in capsys.readouterr().out
+        main([*words, "--json"])
+        assert "Whoever sees all 2 runs" in " ".join(json.loads(capsys.readouterr().out)["remarks"])
+    main(["privacy", str(tmp_path / "plain")])
+    assert "are exact, and no guarantee covers" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_card_says_what_its_number_leaves_open(runs: dict[str, RunRecord]) -> None:
+    card = "\n".join(publish._privacy(runs["plain"]))
+    assert "whoever sees more made of the same records" in card and "do not hand on" not in card
+    assert "whoever sees more" not in "\n".join(publish._privacy(runs["simulated"]))
 
 
 def test_every_private_method_says_its_unit() -> None:

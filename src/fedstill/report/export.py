@@ -101,10 +101,10 @@ def write_tables(records: Sequence[RunRecord], out: Path, *, latex: bool = False
         latex: whether to write ``table.tex``.
         markdown: whether to write ``table.md``.
     """
-    rows = tables.rows(records)
-    files.write_json(out / "table.json", {"rows": rows, "remarks": told(records)})
-    files.write_bytes(out / "table.csv", table_csv(rows).encode())
-    files.write_bytes(out / "runs.csv", csv_text(runs(records)).encode())
+    rows, said = tables.rows(records), told(records)
+    files.write_json(out / "table.json", {"rows": rows, "remarks": said})
+    files.write_bytes(out / "table.csv", table_csv(rows, said).encode())
+    files.write_bytes(out / "runs.csv", csv_text([{**run, "remarks": said} for run in runs(records)]).encode())
     asked = [(out / "table.tex", latex_text)] if latex else []
     asked += [(out / "table.md", markdown_text)] if markdown else []
     for file, text in asked:
@@ -117,9 +117,16 @@ def told(records: Sequence[RunRecord]) -> list[str]:
     return [*(sentence for task in group(records) for sentence in tables.remarks(task)), *spending.remarks(records)]
 
 
-def table_csv(rows: Iterable[Mapping[str, Any]]) -> str:
-    """The rows of `tables.rows` as CSV, with the guarantee in words."""
-    cells = [{**row, "guarantee": row["guarantee"] and guarantees.words(Guarantee(**row["guarantee"]))} for row in rows]
+def table_csv(rows: Iterable[Mapping[str, Any]], said: Sequence[str] = ()) -> str:
+    """The rows of `tables.rows` as CSV, with the guarantee in words, and what is ``said`` of all in each row."""
+    cells = [
+        {
+            **row,
+            "guarantee": row["guarantee"] and guarantees.words(Guarantee(**row["guarantee"])),
+            "remarks": said,
+        }
+        for row in rows
+    ]
     return csv_text(cells)
 
 
