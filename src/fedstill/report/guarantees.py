@@ -1,7 +1,7 @@
 """Privacy guarantees in words, for tables and pages."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
@@ -10,10 +10,28 @@ from fedstill.privacy.guarantee import Guarantee
 
 
 def weakest(of_runs: Iterable[Guarantee]) -> Guarantee:
-    """The weakest guarantee of several runs: none if one run has none, else that with the largest epsilon."""
+    """The weakest guarantee of several runs: none if one run has none, else that with the largest epsilon.
+
+    What stands beside epsilon is that of the run for which it is weakest, too.
+    """
     found = [*of_runs]
     worst = max(found, key=lambda g: (not is_finite(g), g.epsilon or 0.0, g.delta or 0.0))
-    return replace(worst, exposed=max(g.exposed or 0 for g in found) or worst.exposed)
+    worst = replace(worst, exposed=max(g.exposed or 0 for g in found) or worst.exposed)
+    if not is_finite(worst):
+        return worst
+    return replace(
+        worst,
+        pairs=min((g.pairs or 0 for g in found), default=0) or None,
+        alone_epsilon=_largest([g.alone_epsilon for g in found if g.adders]),
+        group_epsilon=_largest([g.group_epsilon for g in found if g.group]),
+        group_delta=_largest([g.group_delta for g in found if g.group]),
+    )
+
+
+def _largest(values: Sequence[float | None]) -> float | None:
+    """The largest number; None where there is none, or one is None, which promises nothing."""
+    known = [value for value in values if value is not None]
+    return max(known) if len(known) == len(values) and known else None
 
 
 def is_finite(guarantee: Guarantee) -> bool:

@@ -69,9 +69,8 @@ def of_model(record: RunRecord) -> list[str]:
 
 def _real(records: Sequence[RunRecord]) -> list[RunRecord]:
     """The runs whose guarantee has real noise."""
-    return [
-        r for r in records if guarantees.is_finite(r.guarantee) and r.guarantee.epsilon and not r.guarantee.simulated
-    ]
+    found = [r for r in records if guarantees.is_finite(r.guarantee) and not r.guarantee.simulated]
+    return [r for r in found if guarantee.is_spent(r.guarantee)]
 
 
 def _remarks(records: Sequence[RunRecord]) -> Iterator[str]:
@@ -105,8 +104,9 @@ def _group_of(record: RunRecord) -> Iterator[str]:
 def _of_person(record: RunRecord) -> str:
     """What a guarantee promises to the largest group of records that belong together, as a patient's."""
     group, promised = record.get("largest_group"), record.guarantee
-    if group is None or promised.group or not guarantees.is_finite(promised) or not promised.epsilon:
+    if group is None or promised.group or not guarantees.is_finite(promised) or not guarantee.is_spent(promised):
         return ""
+    assert promised.epsilon is not None
     size = group["clients"] if promised.unit == "client" else group["records"]
     if size < 2:
         return ""
