@@ -1,5 +1,6 @@
 """A guarantee that rests on a user's own code says so wherever its number stands."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import fedstill
 from fedstill import Client, Federation, Method, Released, Reply, step
 from fedstill.privacy.mechanisms import NoisySum
 from fedstill.protocol import load, state
-from fedstill.report import export, guarantees, tables
+from fedstill.report import export, guarantees, pareto, tables
 from fedstill.report.groups import group
 
 
@@ -58,6 +59,17 @@ def test_the_word_of_a_method_of_ones_own_stands_beside_its_epsilon(run: fedstil
         assert WORDS in (tmp_path / name).read_text(), name
     assert "Centred keeps records apart" in (tmp_path / "table.md").read_text().replace("\\", "")
     assert '"unchecked": "Centred"' in (tmp_path / "table.json").read_text()
+
+
+def test_it_stands_beside_an_epsilon_among_costs(run: fedstill.RunRecord, tmp_path: Path) -> None:
+    other = replace(run, label="other", config={**run.config, "method": {**run.config["method"], "name": "other"}})
+    found = pareto.pictures([run, other])
+    export.write_fronts(found, tmp_path, export.told([run, other]))
+    for name in ("pareto.csv", "pareto.md"):
+        text = (tmp_path / name).read_text()
+        assert text.count(WORDS) == 2, name
+        assert "The privacy noise is simulated" in text, name
+    assert WORDS in pareto.cells(found[0])[0][3]
 
 
 def test_a_method_of_fedstill_needs_no_word() -> None:

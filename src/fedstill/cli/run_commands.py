@@ -306,7 +306,7 @@ def _show_runs(
         raise Bad("--pareto needs two finished runs of different methods or settings on one task; name more folders")
     write_page(records, page, command=command, fronts=fronts)
     written = export.write_tables(records, out, latex=form.latex, markdown=form.markdown)
-    written += export.write_fronts(fronts, out)
+    written += export.write_fronts(fronts, out, export.told(records))
     drawn: Sequence[Path] = ()
     if form.figures:
         from fedstill.report import printed

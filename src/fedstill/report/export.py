@@ -130,11 +130,18 @@ def table_csv(rows: Iterable[Mapping[str, Any]], said: Sequence[str] = ()) -> st
     return csv_text(cells)
 
 
-def write_fronts(pictures: Sequence[pareto.Picture], out: Path) -> list[Path]:
-    """Write ``pareto.csv``, ``pareto.md`` and a figure for each picture and cost to ``out``, and return the paths."""
+def write_fronts(pictures: Sequence[pareto.Picture], out: Path, said: Sequence[str] = ()) -> list[Path]:
+    """Write ``pareto.csv``, ``pareto.md`` and a figure for each picture and cost to ``out``, and return the paths.
+
+    What is ``said`` of the runs (`told`) stands in each row and below the tables.
+    """
     if not pictures:
         return []
-    texts = {"pareto.csv": csv_text(pareto.lines(pictures)), "pareto.md": "\n".join(map(_front, pictures))}
+    below = f"\n{_markdown(' '.join(said))}\n" if said else ""
+    texts = {
+        "pareto.csv": csv_text([{**line, "remarks": said} for line in pareto.lines(pictures)]),
+        "pareto.md": "\n".join(map(_front, pictures)) + below,
+    }
     for i, picture in enumerate(pictures):
         number = f"-{i + 1}" if len(pictures) > 1 else ""
         texts |= {f"pareto-{cost}{number}.svg": text for cost, text in pareto.cost_figures(picture).items()}

@@ -51,11 +51,22 @@ def words(guarantee: Guarantee) -> str:
     text = f"eps {round_up(guarantee.epsilon)}"
     text += f", delta {round_up(guarantee.delta)}" if guarantee.delta else ""
     text += f" per {guarantee.unit}" if guarantee.unit else ""
-    text += _alone(guarantee) if guarantee.adders else ""
-    text += _of_group(guarantee) if guarantee.group else ""
+    return text + _others(guarantee) + exposed_words(guarantee.exposed) + _trusted(guarantee)
+
+
+def conditions(guarantee: Guarantee) -> str:
+    """What stands after an epsilon in `words`, but for the exposed records: on whom and on what it rests."""
+    return _others(guarantee) + _trusted(guarantee)
+
+
+def _others(guarantee: Guarantee) -> str:
+    found = _alone(guarantee) if guarantee.adders else ""
+    return found + (_of_group(guarantee) if guarantee.group else "")
+
+
+def _trusted(guarantee: Guarantee) -> str:
     checked = f"checked on {guarantee.pairs} pairs" if guarantee.pairs else "unchecked"
-    trusted = f", if {guarantee.unchecked} keeps records apart ({checked})" if guarantee.unchecked else ""
-    return text + exposed_words(guarantee.exposed) + trusted
+    return f", if {guarantee.unchecked} keeps records apart ({checked})" if guarantee.unchecked else ""
 
 
 def _alone(guarantee: Guarantee) -> str:
