@@ -47,8 +47,8 @@ class Guarantee:
         simulated: whether the noise came from the run's seed; whoever knows the seed can remove such noise.
         exposed: number of the clients' records that the public or the test records hold too, which nothing protects;
             None where nobody counted them: in a run without a guarantee, or of real sites.
-        unchecked: a method outside of fedstill on whose word the guarantee rests: that each row which it releases
-            depends on its own record only. None for fedstill's own, which tests compare on neighbouring data.
+        unchecked: a method, or models, outside of fedstill on whose word the guarantee rests: that each row which they
+            make depends on its own record only. None for fedstill's own, which tests compare on neighbouring data.
         pairs: number of pairs of neighbouring data sets on which a check of that method (``fedstill check``) has found
             nothing; None without a check of this code with these settings.
         group: the column whose values, such as patients, have ``group_size`` records at most, a public bound

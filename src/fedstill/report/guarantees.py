@@ -159,7 +159,7 @@ def explained(guarantee: Guarantee, *, sent: bool) -> tuple[str, ...]:
         )
         if guarantee.adders
         else "",
-        f"It supposes that each row which {guarantee.unchecked} releases depends on its own record only; "
+        f"It supposes that each row which {guarantee.unchecked} makes depends on its own record only; "
         + (
             f"fedstill check found no other on {guarantee.pairs} pairs of data sets, which is no proof"
             if guarantee.pairs
