@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import neighbours
+import movements
 import record
 import torch
 from torch import Tensor
@@ -68,7 +68,7 @@ def pairs() -> Iterator[Pair]:
         yield Pair(name, "one that is not finite", lambda r=release: r((odd, y)), lambda r=release: r((h, y)))
     for penalty in (0.01, 0.1):
         head = LogisticHead(num_classes=2, penalty=penalty, radius=1.0, noise_multiplier=1.0)
-        rows = neighbours.pull(60_000, 4, penalty / 2)
+        rows = movements.pull(60_000, 4, penalty / 2)
         one = torch.zeros(1, 4, dtype=torch.float64)
         one[0, 0] = 1
         more = (torch.cat([rows[0], one]), torch.cat([rows[1], rows[1][1:2]]))

@@ -373,6 +373,7 @@ class SharedSettings(TypedDict, total=False):
     num_classes: int | None
     partition: str
     public: str | None
+    scale: str | None
     schema_file: str | None
     size: int | None
     slow: float

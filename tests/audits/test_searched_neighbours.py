@@ -9,7 +9,7 @@ from benchmark import load
 from fedstill.privacy import logistic, mechanisms
 from fedstill.privacy.solver import NotConverged
 
-benchmark = load("neighbours")
+benchmark = load("movements")
 
 
 def searched(kind: str = "LogisticHead", penalty: float = 1.0, many: int = 4000) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from method_settings import ALL, FACTS, PRIVATE, SMALL
-from neighbours import compare, hear
+from overheard import compare, hear
 from small import noise_images
 
 from fedstill import methods

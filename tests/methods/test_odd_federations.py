@@ -181,7 +181,7 @@ def table(folder: Path, value: float) -> DataSet:
     ("name", "settings", "value"),
     [
         ("fedgm", {"ipc": 2, "matching": {"nets": 2}, "training": {"epochs": 1}}, 1e30),
-        ("fedd3", {"images": 4, "training": {"epochs": 1}}, 3e38),
+        ("fedd3", {"images": 4, "training": {"epochs": 1}, "kip": {"steps": 50}}, 3e38),
     ],
 )
 def test_values_that_overflow_end_in_a_sentence(

@@ -146,7 +146,7 @@ def test_every_setting_has_words_or_defines_no_task() -> None:
 
 OTHER: dict[str, Any] = {
     "size": 16, "label_column": "died", "schema_file": "t.toml", "group": "patient", "group_bound": 3,
-    "features": "scattering", "mean": (0.5,), "std": (0.25,),
+    "features": "scattering", "mean": (0.5,), "std": (0.25,), "scale": "private:1",
     "num_classes": 12, "class_names": ("a", "b"), "models": ("linear", "mlp"), "limit": 3000, "validation": 0.1,
     "local_test": 0.25, "drop": 0.2, "slow": 0.1, "public": "noise=500", "delta": 1e-6, "budget": 2.0,
     "noise": "entropy", "sums": "masked:least=5",

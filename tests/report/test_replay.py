@@ -34,6 +34,15 @@ def row(replay: Any, method: str, folder: Path) -> dict[str, Any]:
 def test_a_number_that_holds_passes_and_another_one_fails(
     replay: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    run, found = replay.replay, dict[str, dict[str, Any]]()
+
+    def once(row: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """What a command gives, run the first time; a failure is run each time."""
+        if row["command"] not in found:
+            found[row["command"]] = run(row, folder)
+        return found[row["command"]]
+
+    monkeypatch.setattr(replay, "replay", once)
     rows = [row(replay, method, tmp_path / method) for method in FAST]
     results = tmp_path / "results"
     results.mkdir()

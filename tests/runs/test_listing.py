@@ -217,7 +217,7 @@ def test_all_files_of_a_sweep_and_a_report_go_with_the_last_run(folder: Path) ->
     main(["runs", "remove", "runs/c", "--yes"])
     assert (folder / "c" / "notes.svg").exists()
     (folder / "c" / "notes.svg").unlink()
-    run(Job(Experiment(data="digits", clients=2, limit=60, workers=0), "real", "runs/c/real"))
+    run(Job(Experiment(data="digits", clients=2, limit=60, workers=0, model="linear"), "real", "runs/c/real"))
     main(["runs", "remove", "runs/c", "--yes"])
     assert not (folder / "c").exists()
 

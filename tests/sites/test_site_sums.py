@@ -21,11 +21,13 @@ from fedstill.engines.masked_sums import MaskedReply
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.transport import Arrival, Transport
 from fedstill.experiment.run import run
+from fedstill.privacy.accounting import gaussian_epsilon, release_noise
 from fedstill.protocol import wire
 from fedstill.runs.folder import RunFolder
 from fedstill.sites import seals
 from fedstill.sites.server import roster, serve
 from fedstill.sites.site import answer, evidence, setup, site_journal, site_sums
+from fedstill.sites.site import policy as site_policy
 from fedstill.sites.site.charges import read_charges
 from fedstill.sites.site.policy import SitePolicy
 from fedstill.sites.site.site_journal import SiteJournal
@@ -355,3 +357,51 @@ def test_masked_sums_of_real_sites_need_parties(tmp_path: Path) -> None:
     job = Job(experiment, method, tmp_path / "run", name=name, command="")
     with pytest.raises(ValueError, match="--sums masked needs helpers, which the server's roster names"):
         run(job, sites=lambda spec: pytest.fail("asked"))
+
+
+TABLE = """
+target = "died"
+classes = ["no", "yes"]
+[columns.age]
+kind = "number"
+range = [0, 110]
+[columns.smoker]
+kind = "boolean"
+"""
+
+
+def test_sites_measure_the_scale_of_their_columns_if_their_policies_allow_it_and_charge_both(house: House) -> None:
+    """The scale is the first masked sum, and the method's is the second; a site without the permission is not asked."""
+    rng = np.random.default_rng(0)
+    (house.folder / "schema.toml").write_text(TABLE)
+    for client, place in enumerate([*house.places[:CLIENTS], house.folder]):
+        y = rng.integers(0, 2, 600)
+        rows = [f"{60 + 4 * y[i] + 4 * rng.normal():.1f},{i % 2},{'yes' if y[i] else 'no'}" for i in range(600)]
+        (place / "t.csv").write_text("\n".join(["age,smoker,died", *rows]))
+        if client < CLIENTS:
+            house.edit(client, data="t.csv", schema_file=str(house.folder / "schema.toml"), measured_scale=client > 0)
+    task = {
+        "data": str(house.folder / "t.csv"),
+        "schema_file": str(house.folder / "schema.toml"),
+        "model": "linear",
+        "scale": "private:2",
+        "afl": {"epsilon": 1.0},
+    }
+    with pytest.raises(RuntimeError, match="client 0: refused by the site: .* no run measure a scale"):
+        house.serve("refused", **task)
+    assert not read_charges(house.policy(0).state)
+    house.edit(0, measured_scale=True, methods=["afl.sum_up"])
+    assert any("measured_scale" in text for text in site_policy.words(house.policy(0)))
+    summary = house.serve("scaled", **task)
+    charges = [charge.entry for charge in read_charges(house.policy(0).state)]
+    assert [entry.step for entry in charges] == ["measure_scale", "sum_up"]
+    assert all(entry.counts_alone for entry in charges) and len(summary["sums"]) == 2
+    guarantee = summary["guarantee"]
+    multiplier = sum(release_noise(epsilon, 1e-5) ** -2 for epsilon in (1.0, 2.0)) ** -0.5
+    assert guarantee["epsilon"] == pytest.approx(gaussian_epsilon(multiplier, 1e-5), rel=1e-6)
+    found = SiteJournal(house.policy(0).state).standing()
+    spent = evidence.budget(house.policy(0), found)["spent"]["record"]["epsilon"]
+    assert spent == pytest.approx(guarantee["alone_epsilon"], rel=0.01)
+    scale = json.loads((house.folder / "scaled" / "scale.json").read_text())
+    assert scale["mean"] == [pytest.approx(62 / 55 - 1, abs=0.05)] and len(scale["std"]) == 1
+    assert summary["accuracy"] > 0.55 and house.serve("scaled", **task) == summary

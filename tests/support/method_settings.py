@@ -52,7 +52,12 @@ SMALL: dict[str, dict[str, Any]] = {
         "training": {"epochs": 3},
     },
     "fens": {"local": LOCAL, "rounds": 2},
-    "fedgm-labels": {"ipc": 1, "training": TRAINING, "matching": {"nets": 2, "batch_size": 8}},
+    "fedgm-labels": {
+        "ipc": 1,
+        "training": TRAINING,
+        "matching": {"nets": 2, "batch_size": 8},
+        "denoising": {"epochs": 2},
+    },
     "ldp-fedavg": {"rounds": 2, "local": LOCAL},
     "dp-fedavg": {"rounds": 2, "local": LOCAL},
     "dp-fl": PRIVATE_ROUNDS,

@@ -16,7 +16,9 @@ from typing_extensions import override
 from fedstill import schema, ticks
 from fedstill.base import files, seeds
 from fedstill.base.records import Records
+from fedstill.data.public import is_noise
 from fedstill.engines.client_evaluation import EVALUATE, steps_of
+from fedstill.engines.column_scale import Measured, read_header, rescaled
 from fedstill.engines.masked_sums import MaskedStep, check_range, masked_steps, simulated_key
 from fedstill.engines.run_spec import RunSpec
 from fedstill.privacy.integer_sums import IntegerSum
@@ -167,6 +169,7 @@ class SiteClient(Client):
         device: torch.device,
         common: RequestResults,
         sign: Callable[[bytes], bytes],
+        scale: Measured | None = None,
     ) -> None:
         self.id = client
         self.architecture = spec.architecture(client)
@@ -183,12 +186,21 @@ class SiteClient(Client):
         self._ledger = ledger
         self._releases = 0
         self._common = common
+        self._scale = scale
         self.sign = sign
         """The client's Ed25519 signature of an upload to a masked sum."""
 
     @cached_property
     def _records(self) -> tuple[Records, Records]:
-        return self._data.records(self.id)
+        train, test = self._data.records(self.id)
+        return self._scaled(train), self._scaled(test)
+
+    def _scaled(self, records: Records, *, drawn: bool = False) -> Records:
+        """The records under the scale that the request brought, if it brought one."""
+        if self._scale is None or self._spec.scale is None:
+            return records
+        normalisation = self._scale.normalisation(self._spec.scale, self._spec.normalisation, records.shape[0])
+        return rescaled(records, normalisation, drawn=drawn)
 
     # cached and lazy: records that a step does not use are neither copied nor moved
 
@@ -210,7 +222,9 @@ class SiteClient(Client):
     @override
     def public(self) -> Records | None:
         public = self._data.public()
-        return None if public is None else public.to(self.device)
+        if public is None:
+            return None
+        return self._scaled(public, drawn=is_noise(str(self._spec.public))).to(self.device)
 
     @override
     def once(self, name: str, compute: Callable[[], Result]) -> Result:
@@ -286,12 +300,13 @@ _REMEDY = "put its newest copy back, or let the server start another run"
 
 
 class Question(NamedTuple):
-    """A request that passed its checks: its step, the step's arguments, its number and its bytes."""
+    """A request that passed its checks: its step, the step's arguments, its number, its bytes, its scale."""
 
     step: Step[Any]
     values: Mapping[str, Any]
     exchange: int
     request: bytes
+    scale: Measured | None = None
 
 
 class Site:
@@ -327,7 +342,7 @@ class Site:
         self._own_sign = sign
         self._logged: set[str] = set()
         self._results: dict[tuple[bytes, str], Any] = {}
-        self._steps = masked_steps(steps_of(spec.method), spec.sums, spec.digest)
+        self._steps = masked_steps(steps_of(spec.method, spec.scale), spec.sums, spec.digest)
         self.failure: Exception | None = None
         """The error of the latest answer, with its traceback; None if there was none."""
 
@@ -377,7 +392,7 @@ class Site:
             raise schema.Refused(
                 f"exchange is {schema.short(exchange)}; it must be a whole number from 0 below {EVALUATIONS**2}"
             )
-        return Question(step, values, exchange, request)
+        return Question(step, values, exchange, request, read_header(envelope, self.spec.scale))
 
     def reply(self, client: int, question: Question) -> bytes:
         """A client's reply to a request.
@@ -385,7 +400,7 @@ class Site:
         Raises:
             Exception: the step failed; releases before that stay charged (`spent`).
         """
-        step, values, exchange, request = question
+        step, values, exchange, request, scale = question
         folder = self._folder(client)
         copy = ReplyCopy(folder, exchange, request)
         # with new noise, a second reply to the same request would reveal more than the first
@@ -394,7 +409,7 @@ class Site:
         states = StateFiles(folder, None if self._open_ledger is None else _REMEDY)
         ledger = self._ledger(folder)
         state, common = states.read(exchange % EVALUATIONS), RequestResults(self._results, request)
-        actor = self._client(client, exchange, step.name, state, ledger, common)
+        actor = self._client(client, exchange, step.name, state, ledger, common, scale)
         with self._reproducible(client, exchange):
             reply = step.function(self.spec.method, actor, **step.arguments(values))
         if not isinstance(reply, step.reply):
@@ -428,9 +443,11 @@ class Site:
         state: dict[str, Tensor],
         ledger: Ledger,
         common: RequestResults,
+        scale: Measured | None = None,
     ) -> SiteClient:
         sign = self._own_sign or (lambda text: simulated_key(self.spec.run, client).sign(text))
-        return SiteClient(self.spec, client, exchange, step, self.data, state, ledger, self.device, common, sign)
+        where = state, ledger, self.device, common, sign, scale
+        return SiteClient(self.spec, client, exchange, step, self.data, *where)
 
     @contextmanager
     def _reproducible(self, client: int, exchange: int) -> Iterator[None]:

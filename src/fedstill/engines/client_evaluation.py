@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from fedstill.engines.column_scale import PrivateScale, scale_step
 from fedstill.evaluation import Cells, Numbers, cells_of, confusion
 from fedstill.protocol import Client, Method, Reply, Shared, Step, client_steps
 from fedstill.schema import Below
@@ -28,11 +29,13 @@ def judge(self: Method, client: Client, shared: Shared) -> ConfusionReply:
 EVALUATE = Step(judge)  # its name crosses to the sites, and stands in their policies
 
 
-def steps_of(method: Method) -> dict[str, Step[Any]]:
-    """The method's steps and the engines' evaluation step."""
+def steps_of(method: Method, scale: PrivateScale | None = None) -> dict[str, Step[Any]]:
+    """The method's steps, the engines' evaluation step, and that which measures a scale, if the run has one."""
+    engines: list[Step[Any]] = [EVALUATE, *([] if scale is None else [scale_step(scale)])]
     own = client_steps(type(method))
-    assert EVALUATE.name not in own, f"{type(method).__name__} has a step '{EVALUATE.name}', which is the engines'"
-    return {**own, EVALUATE.name: EVALUATE}
+    for step in engines:
+        assert step.name not in own, f"{type(method).__name__} has a step '{step.name}', which is the engines'"
+    return {**own, **{step.name: step for step in engines}}
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from fedstill.base.records import Normalisation, Records
 from fedstill.base.settings import Settings
 from fedstill.base.weights import load, parameters, state
 from fedstill.data.public import SAMPLED
+from fedstill.engines.column_scale import PrivateScale
 from fedstill.engines.masked_sums import MaskedSums
 from fedstill.protocol import Method, shared_part
 
@@ -128,6 +129,15 @@ class RunSpec(Settings):
     """Range of the target, if it is a number, whose name is the only class; outputs are scaled from it to [-1, 1]."""
     sums: MaskedSums | None = None
     """Helpers and sizes of masked sums; None where the server sees each upload."""
+    scale: PrivateScale | None = None
+    """Columns whose scale the first request measures, under an epsilon of its own; ``mean`` and ``std`` are then those
+    of the public range."""
+
+    @model_validator(mode="after")
+    def _of_vectors(self) -> Self:
+        if self.scale is not None and (len(self.shape) != 1 or self.scale.columns[-1] >= self.shape[0]):
+            raise ValueError("the scale is of columns that the records do not have")
+        return self
 
     @classmethod
     def of(cls, method: Method, records: Records, **facts: Any) -> Self:
@@ -266,5 +276,5 @@ def _first(error: Exception) -> str:
     return schema.clean(f"'{schema.clean('.'.join(map(str, first['loc'])))}': {first['msg']}", 500)
 
 
-_LATER = ("features", "backbone", "public_sample", "columns", "table_schema", "target", "sums")
+_LATER = ("features", "backbone", "public_sample", "columns", "table_schema", "target", "sums", "scale")
 """Facts that version 1 did not have; sites name the state of a run by a hash of its text."""

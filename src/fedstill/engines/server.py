@@ -24,8 +24,10 @@ from fedstill.base import files, lookup, seeds
 from fedstill.base.errors import FedstillError
 from fedstill.base.records import Records
 from fedstill.base.weights import load, state
+from fedstill.data import public as public_data
 from fedstill.engines import own_code, reply_checks
 from fedstill.engines.client_evaluation import EVALUATE, EvaluationResult, steps_of
+from fedstill.engines.column_scale import HIDDEN, Measured, measured, rescaled, scale_step
 from fedstill.engines.masked_sums import MaskedReply, MaskedStep, Opening, masked_sizes, shapes, unflattened
 from fedstill.engines.reply_checks import Checked, Replies, check, listed
 from fedstill.engines.run_spec import RunSpec
@@ -211,6 +213,7 @@ class ServerFederation(Federation):
     """
 
     _errors: Mapping[str, float | None] = {}  # of the last evaluation of a model that predicts a number
+    _header: Mapping[str, Any] = {}  # of every request, beside its step and number
 
     def __init__(
         self,
@@ -295,7 +298,7 @@ class ServerFederation(Federation):
         facts = replace(self.spec.facts, sizes={**self.spec.facts.sizes, **(exactly or {})})
         asked = self._asked(step, to)
         self.asked_steps[step.name] = step
-        envelope = {"step": step.name, "exchange": exchange}
+        envelope = {"step": step.name, "exchange": exchange, **self._header}
         request = wire.encode(step.payload(arguments), step.request, self.spec.facts, envelope)
         self.journal.check_request(exchange, step.name, request)
         good, refusals = self.journal.replies_to(exchange, step.name, asked, len(request))
@@ -472,6 +475,36 @@ class ServerFederation(Federation):
                 if spent := listed(header, step.name, exchange):
                     self.journal.store_releases(exchange, client, spent)
 
+    def measure_scale(self) -> None:
+        """Measure the scale of the columns before all other requests, which bring it, if the run has a private one.
+
+        It is written down before it is used: a resumed run asks nobody again.
+        """
+        scale, folder = self.spec.scale, self._folder
+        if scale is None:
+            return
+        step = scale_step(scale)
+        if folder.scale.exists():
+            self.asked_steps[step.name], self._exchange = step, 1
+        else:
+            steps = steps_of(self.spec.method).values()
+            if self.masked and not any(own.sums for own in steps):
+                for own in steps:  # before anything is released
+                    self._check_seen(own)
+            summed = self.sum(step, exactly={"measured": len(scale.columns)})
+            folder.write_scale(measured(scale, summed, self.num_classes, self.delta)._asdict())
+        told = folder.read_scale(len(scale.columns))
+        found = Measured(told.mean, told.std, told.records, told.clear)
+        self._header = found.header
+        if not found.clear:
+            self._watcher.noted(HIDDEN)
+        made = found.normalisation(scale, self.spec.normalisation, self.like.shape[0])
+        self.like, self._test = (rescaled(records, made) for records in (self.like, self._test))
+        if self.public is not None:
+            drawn = public_data.is_noise(str(self.spec.public))
+            self.public = rescaled(self.public, made, drawn=drawn)
+        self._confusion = LastConfusion(self._test)
+
     # ---------------------------------------------------------------------------------------------------------- budget
 
     @override
@@ -513,7 +546,7 @@ class ServerFederation(Federation):
         self._exchange = last.exchange
         self.journal.check_answered(self.min_clients, before=last.exchange)
         self._last_evaluation = last.evaluation or self._last_evaluation
-        steps = steps_of(self.spec.method)
+        steps = steps_of(self.spec.method, self.spec.scale)
         self.asked_steps |= {name: steps[name] for name in last.steps}
         return last.number
 
@@ -546,6 +579,12 @@ class ServerFederation(Federation):
         self._watcher.logged(index, self.num_rounds, values)
 
     # ------------------------------------------------------------------------------------------ models and evaluation
+
+    @property
+    def task(self) -> dict[str, Any]:
+        """The fields that the final model's file needs, with the scale that was measured."""
+        own = self.like.normalisation if self._header else self.spec.normalisation
+        return {**self.spec.task, "mean": list(own.mean), "std": list(own.std)}
 
     def guarantee(self) -> Guarantee:
         """The guarantee for all replies so far."""

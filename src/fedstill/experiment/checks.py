@@ -10,7 +10,7 @@ from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.transport import num_slow
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job, is_importable
-from fedstill.experiment.task import Task
+from fedstill.experiment.task import Task, measured_columns
 from fedstill.models.build import OF_VECTORS, of_images
 from fedstill.models.cnn import ConvNet
 from fedstill.privacy.guarantee import APART, moving, remedy, telling
@@ -161,11 +161,29 @@ def check_records(job: Job, task: Task) -> None:
         raise ValueError(
             f"{job.name} makes images, but the records are vectors of {task.train.shape[0]} numbers; {_OTHER_METHODS}"
         )
+    _check_private_scale(job, task)
     _warn_of_privacy(job, task)
     if "scale" in task.measured and job.method.claims == "record":
         raise ValueError(
             f"{job.name} protects records, but the columns would be scaled by the mean and the standard deviation of "
             "the private records; give public numbers with --mean and --std, or public records with --public"
+        )
+
+
+def _check_private_scale(job: Job, task: Task) -> None:
+    """Refuse a private scale of what has none, or beside a guarantee to which its cost does not add up.
+
+    Raises:
+        ValueError: it is so.
+    """
+    if (scale := job.experiment.scale) is None:
+        return
+    measured_columns(job.experiment, task)
+    if (unit := job.method.claims) in ("label", "client"):
+        what = "labels only" if unit == "label" else "whole clients"
+        raise ValueError(
+            f"--scale is {scale!r}, whose noise is for one record, but {job.name} protects {what}, and the two do not "
+            "add up; leave it out"
         )
 
 

@@ -160,6 +160,10 @@ class Experiment(Settings):
     std: tuple[PositiveFloat, ...] = ()
     """Standard deviation of each channel or column, or one number for all; 0.25 with a mean of 0.5 suits most
     images."""
+    scale: str | None = None
+    """Scale of a table's columns that the first request measures with noise, as private:EPSILON: the mean and the
+    deviation of each number of --schema-file, within its range (or of each column, within --mean plus and minus
+    --std). Its cost is in the guarantee. By default the range is the scale."""
     num_classes: Annotated[int, Ge(1), Le(MOST_CLASSES)] | None = None
     """Number of classes of data whose classes are numbers, so that it is not read off private labels."""
     class_names: tuple[str, ...] = ()
@@ -252,6 +256,18 @@ class Experiment(Settings):
         sum_options(text)
         return text
 
+    @field_validator("scale")
+    @classmethod
+    def _known_scale(cls, text: str | None) -> str | None:
+        name, _, epsilon = (text or "private:1").partition(":")
+        try:
+            known = name == "private" and 0 < float(epsilon) < float("inf")
+        except ValueError:
+            known = False
+        if not known:
+            raise ValueError("it must be private:EPSILON with an epsilon above 0, as private:1")
+        return text
+
     @field_validator("device")
     @classmethod
     def _usable(cls, device: str) -> str:
@@ -297,6 +313,11 @@ class Experiment(Settings):
         """Range of the target, if the schema says that it is a number; None for classes."""
         schema = self.table_schema
         return None if schema is None else schema.range
+
+    @property
+    def scale_epsilon(self) -> float | None:
+        """Epsilon of the scale that is measured; None if none is."""
+        return None if self.scale is None else float(self.scale.partition(":")[2])
 
     @property
     def masked(self) -> SumOptions | None:

@@ -256,6 +256,7 @@ def estimate(job: Job, watcher: Watcher | None = None) -> Estimate:
             clock=clock,
         )
         with clock.times(1):
+            federation.measure_scale()
             model = job.method.server(federation)
             federation.last(model)
         promised, within = _guarantee(federation, rehearsal, spec)

@@ -69,6 +69,8 @@ def read_simulated(run: Path, command: str) -> Job:
     if RunFolder(run).asked_sites:
         raise ValueError(f"{run} asked real sites, whose records are not here; attack a simulated run")
     check_classes(job.experiment, "an attack")
+    if job.experiment.scale is not None:
+        raise ValueError(f"{run} measured its scale (--scale), which attacks do not take; attack a run without it")
     return job
 
 
@@ -224,15 +226,20 @@ def lay_out(
 
 
 def check_open(run: Path, job: Job) -> None:
-    """Refuse to use the replies of a run with masked sums again: nobody can open them another time.
+    """Refuse to use the replies of a run with masked sums again, which nobody can open another time, or a scale's.
 
     Raises:
-        ValueError: its sums are masked.
+        ValueError: its sums are masked, or its scale was measured.
     """
     if job.experiment.masked is not None:
         raise ValueError(
             f"{run} has masked sums, whose uploads are sealed to that run's helpers and opened once; start a run of "
             "its own with --out"
+        )
+    if job.experiment.scale is not None:
+        raise ValueError(
+            f"{run} measured a scale first (--scale), on which its later replies depend; start a run of its own with "
+            "--out"
         )
 
 
@@ -351,7 +358,7 @@ def _work(job: Job) -> tuple[Any, ...] | None:
     clients do not know what was spent: such replies are not reused.
     """
     own, first = lookup.is_own(type(job.method)), job.method.first_reply
-    if first is None or job.experiment.masked or (own and job.experiment.budget is not None):
+    if first is None or job.experiment.masked or job.experiment.scale or (own and job.experiment.budget is not None):
         return None
     return first, type(job.method) if own else None
 

@@ -28,6 +28,7 @@ from fedstill.data import places, public, sources
 from fedstill.engines import reply_checks, transport
 from fedstill.engines.client import Site, forget_state
 from fedstill.engines.client_evaluation import EvaluationResult
+from fedstill.engines.column_scale import PrivateScale
 from fedstill.engines.masked_sums import MaskedSums, Parties, adders_of, simulated_parties
 from fedstill.engines.run_spec import DEFAULTS, RunSpec
 from fedstill.engines.server import ServerFederation
@@ -39,7 +40,7 @@ from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job, is_importable
 from fedstill.experiment.progress import Lines, Quiet
 from fedstill.experiment.reuse import check_facts, public_facts
-from fedstill.experiment.task import Task, client_data, share_out
+from fedstill.experiment.task import Task, client_data, measured_columns, scaled, share_out
 from fedstill.privacy import guarantee
 from fedstill.runs import environment, formats
 from fedstill.runs.folder import RunFolder, Taken
@@ -276,6 +277,8 @@ def _run(
     late = "extends" in origin
     with connect(job, make_site, late=late) if sites is None else sites(spec) as transport:
         federation = _federation(job, spec, transport, task, public_records, watcher, parties)
+        federation.measure_scale()
+        task = task if spec.scale is None else scaled(task, federation.like.normalisation)
         model = reply_checks.checked_model(job.name, job.method.server(federation))
         if on_model is not None:
             on_model(model)
@@ -392,6 +395,12 @@ def masked_sums(job: Job, parties: Parties) -> MaskedSums | None:
     )
 
 
+def private_scale(experiment: Experiment, task: Task) -> PrivateScale | None:
+    """The columns whose scale a run measures first, and at which epsilon; None if it measures none."""
+    epsilon = experiment.scale_epsilon
+    return None if epsilon is None else PrivateScale(epsilon=epsilon, columns=measured_columns(experiment, task))
+
+
 def _is_extension(job: Job) -> bool:
     """Whether the run's folder was prepared for an extension, which asks the slow clients too."""
     folder = RunFolder(job.out)
@@ -462,6 +471,7 @@ def spec_of(job: Job, task: Task, run: str = DEFAULTS["run"], parties: Parties |
             table_schema=None if (by := experiment.table_schema) is None else by.digest,
             target=None if by is None else by.range,
             sums=None if parties is None else masked_sums(job, parties),
+            scale=private_scale(experiment, task),
         )
     except ValidationError as error:
         raise ValueError(f"the run is not possible: {sentence(error)}") from error
@@ -477,7 +487,7 @@ def _finish(
 ) -> dict[str, Any]:
     """Write the results of the run."""
     experiment, journal = job.experiment, federation.journal
-    folder.write_model(state(model), federation.spec.task)
+    folder.write_model(state(model), federation.task)
     evaluation = federation.last(model)
     _write_evaluation(folder, evaluation, model, task)
     _write_real(folder, task)

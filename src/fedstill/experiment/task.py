@@ -454,6 +454,35 @@ def _scaled_by_public(
     return replace(data, train=train, test=test, measured=left, constant=name)
 
 
+def measured_columns(experiment: Experiment, task: Task) -> tuple[int, ...]:
+    """Places of the columns whose scale is measured privately: numbers and dates of a schema, or all.
+
+    Raises:
+        ValueError: there are none, or they have no public range.
+    """
+    given = f"--scale is {experiment.scale!r}, "
+    if not task.train.are_vectors:
+        raise ValueError(f"{given}which is for columns of a table; pixels have a public range, so leave it out")
+    schema = experiment.table_schema
+    if schema is None and not experiment.mean:
+        raise ValueError(
+            f"{given}but the columns have no public range, so one record could move a mean without bound; give ranges "
+            "with --schema-file, or the middle and half the width of each with --mean and --std"
+        )
+    if schema is None:
+        return tuple(range(task.train.shape[0]))
+    ranged = [nfc(name) for name, column in schema.columns.items() if column.range is not None]
+    if not (places := tuple(place for place, name in enumerate(task.columns) if name in ranged)):
+        raise ValueError(f"{given}but no column of {experiment.schema_file} is a number or a date; leave it out")
+    return places
+
+
+def scaled(task: Task, normalisation: Normalisation) -> Task:
+    """The task with another normalisation of its records."""
+    train, test = (replace(records, normalisation=normalisation) for records in (task.train, task.test))
+    return task._replace(train=train, test=test)
+
+
 def _check_scale(data: sources.DataSet) -> None:
     """Refuse a measured scale of a column that is constant.
 

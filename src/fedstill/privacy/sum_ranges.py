@@ -10,6 +10,7 @@ most ``exp(-u)`` (Hsu, Kakade, Zhang 2012, theorem 2.1).
 """
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from fedstill.base.errors import FedstillError
 from fedstill.privacy import lattice
+from fedstill.privacy.column_sums import ColumnSums, ColumnTotals
 from fedstill.privacy.integer_sums import IntegerMoments, IntegerSum
 from fedstill.privacy.second_moments import Moments, diagonal_places
 
@@ -80,9 +82,7 @@ def check_moments(mechanism: IntegerMoments, total: Moments, clients: int, recor
         claimed, unsure = float(first[:, -1].sum()) / constant, z * math.sqrt(len(first) * of_first) / constant
     else:  # numbers weigh the constant of H
         claimed, unsure = float(own[:, -1].sum()) / constant**2, z * math.sqrt(len(own) * diagonal) / constant**2
-    if claimed + unsure < 0 or (records is not None and claimed - unsure > records):
-        bound = "0 at least" if claimed < 0 else f"{records} at most"
-        raise _refused(f"claims {claimed:.6g} records, give or take {unsure:.3g} of noise, but there are {bound}")
+    _check_claimed(claimed, unsure, records)
     most = (claimed + unsure) * steps**2
     apart = second.abs()
     apart[:, diagonal_places(mechanism.dims + 1, second.device)] = 0
@@ -93,6 +93,44 @@ def check_moments(mechanism: IntegerMoments, total: Moments, clients: int, recor
         ("the sum of all squares", float(own.sum()), most + z * math.sqrt(own.numel() * diagonal)),
         ("a sum of rows", float(first.abs().max()), most / steps + z * math.sqrt(of_first)),
     ]
+    _check_found(found, claimed)
+
+
+def check_columns(mechanism: ColumnSums, total: ColumnTotals, clients: int, records: int | None = None) -> None:
+    """Refuse sums of columns that no number of records gives, or not the number that their counts claim.
+
+    Args:
+        mechanism: the clients' mechanism.
+        total: its values, summed over clients.
+        clients: clients in the total.
+        records: a public bound of all clients' records, if there is one.
+
+    Raises:
+        OutOfRange: a number lies outside by more than the noise can be.
+    """
+    z = math.sqrt(2 * math.log(2 * (2 * mechanism.columns + mechanism.num_classes + 2) / MISTAKE))
+    of_values, of_squares, of_counts = (z * spread for spread in mechanism.spreads(clients))
+    steps = mechanism.steps
+    claimed, unsure = float(total.counts.sum()) / steps, of_counts / steps * math.sqrt(mechanism.num_classes)
+    _check_claimed(claimed, unsure, records)
+    most = (claimed + unsure) * steps
+    found = [
+        ("a sum of values", float(total.values.abs().max()), most + of_values),
+        ("a sum of squares", float(total.squares.abs().max()), most + of_squares),
+        ("minus a count", float(-total.counts.min()), of_counts),
+    ]
+    _check_found(found, claimed)
+
+
+def _check_claimed(claimed: float, unsure: float, records: int | None) -> None:
+    """Refuse a number of records, known to ``unsure``, that is negative or above the public bound."""
+    if claimed + unsure < 0 or (records is not None and claimed - unsure > records):
+        bound = "0 at least" if claimed < 0 else f"{records} at most"
+        raise _refused(f"claims {claimed:.6g} records, give or take {unsure:.3g} of noise, but there are {bound}")
+
+
+def _check_found(found: Iterable[tuple[str, float, float]], claimed: float) -> None:
+    """Refuse a number above its limit, up to rounding of float64; with words on what it is."""
     for what, value, limit in found:
         if value > limit * (1 + 1e-9):
             raise _refused(

@@ -199,6 +199,7 @@ _SAID: dict[str, _Words] = {
     "features": lambda value: f"features {value}",
     "mean": lambda _: "stated mean",
     "std": lambda _: "stated deviation",
+    "scale": lambda value: f"scale measured at epsilon {value.partition(':')[2]}",
     "num_classes": lambda value: f"{value} classes stated",
     "class_names": lambda value: f"{len(value)} classes stated",
     "models": lambda value: f"clients' models {', '.join(value)}",

@@ -17,6 +17,7 @@
       clients/              states of simulated clients
       helpers/              keys and journals of simulated helpers of masked sums
       sums/                 the clients in each masked sum, and what its opening cost
+      scale.json            the private scale of the columns, with --scale private:EPSILON
       attack/               results of ``fedstill attack``
 
 Every file is checked when it is read, as a folder may have been edited, truncated or copied.
@@ -46,6 +47,7 @@ from fedstill.runs.journal import EVALUATIONS, Journal, JournalFiles
 from fedstill.runs.pieces import (
     ByValue,
     ClientResults,
+    ColumnScale,
     Config,
     Environment,
     Evaluation,
@@ -254,6 +256,7 @@ class RunFolder:
         self.clients = path / "clients"
         self.helpers = path / HELPERS
         self.sums = path / "sums"
+        self.scale = path / "scale.json"
         self.attack = path / "attack"
 
     def __str__(self) -> str:
@@ -372,6 +375,17 @@ class RunFolder:
     def sum_costs(self) -> list[dict[str, Any]]:
         """What the opening of each masked sum cost: bytes to and from a helper, seconds, and the number of clients."""
         return [self.read_json(file) for file in sorted(self.sums.glob("*.cost.json"))]
+
+    def write_scale(self, content: Mapping[str, Any]) -> None:
+        """Write ``scale.json``, which a resumed run reads."""
+        files.write_json(self.scale, dict(content))
+
+    def read_scale(self, columns: int) -> ColumnScale:
+        """``scale.json`` of this many columns."""
+        found = self._read(self.scale, ColumnScale)
+        if not len(found.mean) == len(found.std) == columns:
+            raise self.damaged(self.scale, f"it has not the scale of {columns} columns")
+        return found
 
     def read_partition(self, clients: int) -> tuple[tuple[str, ...], Counts | None]:
         """Class names and counts; no names and None if the file is absent."""

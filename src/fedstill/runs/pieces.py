@@ -142,6 +142,22 @@ class Metric(Piece):
     seconds: Amount | None = None
 
 
+class ColumnScale(Piece):
+    """``scale.json``: the scale of a table's columns that a run measured privately.
+
+    Attributes:
+        mean: mean of each measured column, in [-1, 1] of its public range.
+        std: standard deviation of each.
+        records: the records of each class at all clients, with noise, so that a number may be negative.
+        clear: whether the number of records is more than its noise; if not, the public range stays.
+    """
+
+    mean: tuple[Annotated[float, Field(ge=-1, le=1)], ...]
+    std: tuple[Annotated[float, Field(gt=0, le=1)], ...]
+    records: tuple[int, ...]
+    clear: bool
+
+
 class Partition(Piece):
     """``partition.json``: the names of the C classes, and records by client and class, ``(K, C)``.
 

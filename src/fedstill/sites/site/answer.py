@@ -299,7 +299,7 @@ class _Answer:
         policy, step = self._policy, str(header.get("step"))
         decisions.check_pause(policy)
         policy.check_run(spec, header.get("step"))
-        policy.check_fields(spec.method, step)
+        policy.check_fields(spec.method, step, spec.scale)
         site_sums.check(policy, spec)
         decisions.check_approval(policy, self._run, self._text, step)  # before anything is loaded for the run
         folder, limits = policy.state / "runs" / self._run, policy.limits(spec)

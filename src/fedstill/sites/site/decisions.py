@@ -9,6 +9,7 @@ from fedstill import schema
 from fedstill.base import files
 from fedstill.base.records import in_words
 from fedstill.engines.client_evaluation import steps_of
+from fedstill.engines.column_scale import NAME as SCALE_STEP
 from fedstill.engines.run_spec import RunSpec
 from fedstill.experiment.config import defaults_of, flat
 from fedstill.privacy.accounting import shares
@@ -161,8 +162,8 @@ def proposal(policy: SitePolicy, request: Mapping[str, Any]) -> dict[str, Any]:
     method = spec.method
     values, defaults = flat(method.model_dump(mode="json")), defaults_of(type(method))
     steps = {}
-    for name, step in steps_of(method).items():
-        if {spec.name, f"{spec.name}.{name}"} & set(policy.methods):
+    for name, step in steps_of(method, spec.scale).items():
+        if {spec.name, f"{spec.name}.{name}"} & set(policy.methods) or name == SCALE_STEP:
             steps[name] = {f.name: f.protection for f in step.reply.schema}
     return {
         "run": request["run"],

@@ -17,6 +17,8 @@ from fedstill.data.places import Reading
 from fedstill.data.public import is_noise
 from fedstill.data.table_schema import TableSchema
 from fedstill.engines.client_evaluation import steps_of
+from fedstill.engines.column_scale import NAME as SCALE_STEP
+from fedstill.engines.column_scale import PrivateScale
 from fedstill.engines.run_spec import RunSpec
 from fedstill.privacy.releases import LEAST_DELTA
 from fedstill.protocol import Method
@@ -102,6 +104,9 @@ class SitePolicy(Settings):
     """Paths of public data sets at this site, by the names that runs use; noise needs no entry."""
     features: tuple[str, ...] = ()
     """Backbones (--features) that a run may use; they are installed at this site."""
+    measured_scale: bool = False
+    """Whether a run of an allowed method may measure the scale of the table's columns first (--scale): sums of values
+    and squares within their public ranges and counts of classes, with privacy noise."""
     simulated_noise: bool = False
     """Whether a run may draw privacy noise from its seed; the server can subtract such noise, so for tests only."""
     helper: bool = False
@@ -175,7 +180,10 @@ class SitePolicy(Settings):
         """
         if self.data is None:
             raise schema.Refused("the site has no records; it is a helper of masked sums (data)")
-        if not {spec.name, f"{spec.name}.{step}"} & set(self.methods):
+        if spec.scale is not None and not self.measured_scale:
+            raise schema.Refused("the site's policy lets no run measure a scale of columns (measured_scale)")
+        engines = spec.scale is not None and step == SCALE_STEP  # which belongs to no method
+        if not {spec.name, f"{spec.name}.{step}"} & set(self.methods) and not (engines and self._names(spec.name)):
             allowed, refused = ", ".join(self.methods) or "nothing", schema.clean(f"{spec.name}.{step}")
             raise schema.Refused(f"the site's policy allows {allowed}, not '{refused}' (methods)")
         if any(lookup.is_file(name) for name in (spec.name, spec.model, *spec.models)):
@@ -202,13 +210,17 @@ class SitePolicy(Settings):
         if spec.public and not is_noise(spec.public) and spec.public.partition(":")[0] not in self.public:
             raise schema.Refused(f"the site has no public data '{schema.clean(spec.public)}' (public)")
 
-    def check_fields(self, method: Method, step: str) -> None:
+    def _names(self, method: str) -> bool:
+        """Whether a step of the method is allowed."""
+        return any(entry == method or entry.startswith(f"{method}.") for entry in self.methods)
+
+    def check_fields(self, method: Method, step: str, scale: PrivateScale | None = None) -> None:
         """Refuse a step whose reply has fields that the policy does not allow to leave.
 
         Raises:
             Refused: the method has no such step, or the policy does not allow a field.
         """
-        steps = steps_of(method)
+        steps = steps_of(method, scale)
         if step not in steps:
             raise schema.Refused(f"step '{schema.clean(step)}' is not one of {', '.join(sorted(steps))}")
         fields = steps[step].reply.schema
@@ -373,6 +385,8 @@ def words(policy: SitePolicy) -> Iterator[str]:
         )
     elif policy.unprotected:
         yield "all runs together: without a limit, as there is no budget"
+    if policy.measured_scale and policy.budget is not None:
+        yield "before a run's other steps: sums of columns, with privacy noise, charged to the budget (measured_scale)"
     if policy.helper:
         yield "as a helper of masked sums: signatures of sets of clients, and sums of masks that others sealed to it"
     if policy.helpers:

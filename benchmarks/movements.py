@@ -1,7 +1,7 @@
 """The largest movement of each private mechanism's exact value over searched neighbours, by its charged sensitivity.
 
-    python benchmarks/neighbours.py --json benchmarks/results/neighbours.json
-    python benchmarks/neighbours.py --quick
+    python benchmarks/movements.py --json benchmarks/results/movements.json
+    python benchmarks/movements.py --quick
 
 Neighbours are random, extreme (the least and the largest numbers, what is not finite, lengths one rounding away from
 the radius) and adversarial (records found by hill climbing or by a gradient, data sets made for one record). A sum
