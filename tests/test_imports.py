@@ -18,7 +18,7 @@ ROOT = Path(fedstill.__file__).parent
 # bottom to top; a module may import from its own layer and from those below
 LAYERS = [
     {"base", "ticks"},
-    {"evaluation", "privacy"},
+    {"evaluation", "measures", "privacy"},
     {"schema"},
     {"protocol"},
     {"data", "models", "sums"},

@@ -28,6 +28,7 @@ from fedstill.experiment.config import FREE, Experiment, TrackerName
 from fedstill.experiment.job import Job
 from fedstill.experiment.progress import watch
 from fedstill.experiment.reuse import Nobody, read_job
+from fedstill.experiment.tries import tuned
 from fedstill.protocol import Method
 from fedstill.report.record import RunRecord, read_run
 from fedstill.runs.folder import RunFolder
@@ -49,6 +50,7 @@ def run(
     watcher: Watcher | None = None,
     progress: bool | None = None,
     track: TrackerName | Sequence[TrackerName] = (),
+    tune: bool = False,
     **settings: "Unpack[RunSettings]",
 ) -> RunRecord:
     """Run a method, or resume the run in ``out``, and return its results.
@@ -73,6 +75,8 @@ def run(
         progress: whether to print the progress to stderr: by default, on a terminal and in a notebook.
         track: names of trackers that get the rounds, settings, results and images: "tensorboard", "mlflow", "wandb",
             "trackio". "tensorboard" writes into the run's folder, so that it needs ``out``.
+        tune: whether to choose the method's learning rate, rounds or ridge first, by a few tries on validation records
+            (``validation``, a tenth of the training records by default); not for a method with noise.
         settings: settings of the task and of the method.
 
     Raises:
@@ -90,20 +94,20 @@ def run(
         named = {"data": data} if isinstance(data, str) else {}
         if given := {**chosen, **({} if out is None else {"out": out}), **named}:
             raise ValueError(f"a Job has its own task, method and folder; leave {', '.join(given)} out")
-        return _shown(method, watcher, progress, data=source, track=names)
+        return _shown(method, watcher, progress, data=source, track=names, tune=tune)
     if not (isinstance(method, str | Method) or (isinstance(method, type) and issubclass(method, Method))):
         raise ValueError(f"a method is a name, a class, an object or a Job, not {method!r}: run('fedavg')")
-    arguments = {"data": data, "out": out, "replies": replies, "watcher": watcher, "progress": progress, "track": track}
+    arguments = {"data": data, "out": out, "replies": replies, "watcher": watcher, "progress": progress}
+    arguments |= {"track": track, "tune": tune or None}
     _check_meant(method, chosen, [key for key, value in arguments.items() if value not in (None, ())])
     nobody = False
     if replies is None:
         task = {"data": source.name if source is not None else data} if data is not None else {}
         make = partial(_job, method, {**task, **chosen})
     else:
-        earlier = replies.folder if isinstance(replies, RunRecord) else Path(replies)
-        nobody = RunFolder(earlier).asked_sites
+        earlier, nobody = _earlier(replies, tune)
         make = partial(_job_on, earlier, method, {**({"data": data} if isinstance(data, str) else {}), **chosen})
-    done = partial(_shown, watcher=watcher, progress=progress, data=source, track=names, nobody=nobody)
+    done = partial(_shown, watcher=watcher, progress=progress, data=source, track=names, nobody=nobody, tune=tune)
     if out is not None:
         return done(make(Path(out)))
     if "tensorboard" in names:
@@ -118,6 +122,14 @@ def run(
         raise
     weakref.finalize(record, folder.cleanup)
     return record
+
+
+def _earlier(replies: RunRecord | str | Path, tune: bool) -> tuple[Path, bool]:
+    """The folder of a finished run, and whether real sites replied to it, of whom none is asked again."""
+    if tune:
+        raise ValueError("tune tries settings of a new run; with replies= give the server's settings, or leave it out")
+    earlier = replies.folder if isinstance(replies, RunRecord) else Path(replies)
+    return earlier, RunFolder(earlier).asked_sites
 
 
 def _given(data: Any, settings: dict[str, Any]) -> tuple[DataSet | str | None, dict[str, Any]]:
@@ -163,6 +175,7 @@ def finish(
     data: DataSet | None = None,
     track: Sequence[str] = (),
     nobody: bool = False,
+    tune: bool = False,
 ) -> RunRecord:
     """Run ``job``, or resume it, and return its results: what `run` and the command line do once there is a job.
 
@@ -172,11 +185,14 @@ def finish(
         data: its data set as an object; by default the one that its experiment names.
         track: names of trackers.
         nobody: whether its clients are real sites, none of which is asked.
+        tune: whether to choose settings by a few tries first (`fedstill.experiment.tries`).
 
     Raises:
         ValueError: as for `run`.
         TooFewReplies: too few clients gave a usable reply.
     """
+    if tune:
+        job = tuned(job, data=data, watcher=watcher)
     with followed(track, job.out, watcher) as followers:
         engine.run(job, data=data, watcher=followers, sites=(lambda _: Nobody()) if nobody else None)
     return read_run(job.out)

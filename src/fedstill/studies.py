@@ -29,12 +29,12 @@ from fedstill.experiment import sweep as sweeps
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.progress import watch
 from fedstill.experiment.trained import Trained, load_model
+from fedstill.measures import Scores
 from fedstill.methods import find
 from fedstill.protocol import Method
 from fedstill.report import caveats, tables, tuning
 from fedstill.report import plan as planning
 from fedstill.report import publish as publishing
-from fedstill.report.measures import Scores
 from fedstill.report.record import RunRecord, read_run
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Evaluation:
     Attributes:
         class_names: the model's classes.
         confusion: records by true (rows) and predicted class, int64 ``(C, C)``.
-        scores: the true classes and the model's probabilities, for `fedstill.report.measures`.
+        scores: the true classes and the model's probabilities, for `fedstill.measures`.
     """
 
     class_names: tuple[str, ...]
@@ -92,7 +92,7 @@ class Evaluation:
         return float(np.mean([*self.recalls.values()]))
 
     def measures(self) -> "DataFrame":
-        """All measures of `fedstill.report.measures`, a row each, with 95 % intervals by resampling records or persons.
+        """All measures of `fedstill.measures`, a row each, with 95 % intervals by resampling records or persons.
 
         Columns: ``measure``, ``value``, ``low``, ``high``.
         """

@@ -366,6 +366,22 @@ class SharedSettings(TypedDict, total=False):
     local_test: float
     max_message_mb: int
     mean: Sequence[float] | float
+    measure: (
+        Literal["accuracy"]
+        | Literal["balanced-accuracy"]
+        | Literal["f1"]
+        | Literal["auc"]
+        | Literal["average-precision"]
+        | Literal["sensitivity"]
+        | Literal["specificity"]
+        | Literal["precision"]
+        | Literal["brier"]
+        | Literal["log-loss"]
+        | Literal["rmse"]
+        | Literal["mae"]
+        | Literal["r2"]
+        | None
+    )
     min_clients: int | None
     model: str
     models: Sequence[str]
@@ -393,6 +409,7 @@ class RunSettings(SharedSettings, total=False):
     body: SGD | SGDSettings
     buckets: HeadsBuckets | HeadsBucketsSettings
     choice: Literal["random"] | Literal["representatives"]
+    class_weights: str | None
     classifier: Literal["nb"] | Literal["lda"] | Literal["qda"] | Literal["fisher-mix"]
     clip: float
     coding: DistillatesAutoencoding | DistillatesAutoencodingSettings

@@ -1,4 +1,4 @@
-"""docs/real_sites.md is what its results say, and its schema is one."""
+"""docs/real_sites.md and the table of docs/measures.md are what their results say, and the schemas are such."""
 
 import importlib.util
 import json
@@ -14,13 +14,17 @@ from fedstill.data.table_schema import TableSchema
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def hospitals() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("hospitals", ROOT / "benchmarks" / "hospitals.py")
+def benchmark(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def hospitals() -> ModuleType:
+    return benchmark("hospitals")
 
 
 def test_the_page_is_what_its_results_say(hospitals: ModuleType) -> None:
@@ -86,3 +90,15 @@ def test_the_verdicts_count_every_hospital(hospitals: ModuleType) -> None:
     assert hospitals.verdict({"a": [1, 0.5, 2], "b": [0, -1, 1], "c": [-1, -2, -0.5]}) == (
         "1 of 3 gain, 1 lose, and of 1 the interval has 0"
     )
+
+
+def test_the_table_of_dialysis_centres_is_what_its_results_say(tmp_path: Path) -> None:
+    dialysis = benchmark("dialysis")
+    text, found = dialysis.PAGE.read_text(), json.loads(dialysis.RESULTS.read_text())
+    assert text == dialysis.page(text, found) and dialysis.lines(found) in text
+    for one in found["runs"]:
+        if tries := one.get("tries"):
+            values = {json.dumps(each["settings"]): each["value"] for each in tries["tries"]}
+            assert values[json.dumps(tries["chosen"])] == max(values.values())
+    (tmp_path / "schema.toml").write_text(dialysis.SCHEMA)
+    assert TableSchema.read(tmp_path / "schema.toml").classes == ("no", "yes")

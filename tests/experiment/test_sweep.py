@@ -150,7 +150,7 @@ def task(tmp_path: Path) -> Callable[[bool], Sweep]:
 
 
 def scores(outcome: sweep.Outcome) -> dict[str, list[tuple[float, ...] | None]]:
-    return {label: [one.accuracies for one in tries] for label, tries in outcome.tries.items()}
+    return {label: [one.values for one in tries] for label, tries in outcome.tries.items()}
 
 
 @pytest.mark.slow
@@ -168,14 +168,14 @@ def test_the_test_set_stays_closed_until_the_end(
     assert opened.tests["fedavg"].point == {"local.lr": 0.3}
     assert (opened.tests["fedavg"].score or 1) < 0.2  # nearly all predictions are of the right class
     again = sweep.run_sweep(task(True), tmp_path / "wrong", watcher=Watcher())
-    assert again.tests["fedavg"].accuracies == opened.tests["fedavg"].accuracies
+    assert again.tests["fedavg"].values == opened.tests["fedavg"].values
     other = {"fedavg": {"rounds": 2, "try": {"local.lr": [1e-4, 0.5]}}}
     with pytest.raises(ValueError, match="the test set was opened for .* after other tries; tuning further would mean"):
         sweep.run_sweep(task(True, methods=other), tmp_path / "wrong", watcher=Watcher())
     with pytest.raises(ValueError, match="with the seeds 0 1, of which 0 would be left out; choosing seeds would mean"):
         sweep.run_sweep(task(True, final_seeds=[1, 2]), tmp_path / "wrong", watcher=Watcher())
     more = sweep.run_sweep(task(True, final_seeds=[0, 1, 2]), tmp_path / "wrong", watcher=Watcher())
-    assert (more.tests["fedavg"].accuracies or ())[:2] == opened.tests["fedavg"].accuracies
+    assert (more.tests["fedavg"].values or ())[:2] == opened.tests["fedavg"].values
     with pytest.raises(ValueError, match="with the seeds 0 1 2, of which 2 would be left out"):
         sweep.run_sweep(task(True), tmp_path / "wrong", watcher=Watcher())
 
@@ -310,7 +310,7 @@ def test_the_same_point_twice_is_one_run(
     monkeypatch.setattr(processes, "pool", Local)
     methods = {"fedavg": {"rounds": 1, "try": {"local.lr": [0.3, "3e-1"]}}}  # YAML reads 3e-1 as text
     one, other = sweep.run_sweep(task(False, methods=methods), tmp_path / "out", watcher=Watcher()).tries["fedavg"]
-    assert one.folders == other.folders and one.accuracies == other.accuracies and one.accuracies is not None
+    assert one.folders == other.folders and one.values == other.values and one.values is not None
 
 
 @pytest.mark.slow

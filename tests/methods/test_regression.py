@@ -279,6 +279,8 @@ def test_methods_for_classes_refuse_a_number_before_any_record_is_read(folder: P
         ({"features": "scattering"}, "--features is for classes"),
         ({"num_classes": 2}, "--num-classes is for classes"),
         ({"class_names": ("a", "b")}, "--class-names is for classes"),
+        ({"class_weights": "balanced"}, "--class-weights is for classes"),
+        ({"measure": "auc"}, "measure is 'auc', but the target is a number; choose rmse, mae, r2"),
         ({"partition": "dirichlet:0.1"}, "--partition dirichlet:0.1 is for classes"),
     ],
 )
@@ -287,7 +289,7 @@ def test_so_do_settings_for_classes(folder: Path, setting: dict[str, Any], flag:
         trained(folder, "fedavg", "run", **setting)
 
 
-def test_so_do_attacks_sweeps_and_thresholds(folder: Path) -> None:
+def test_so_do_attacks_and_thresholds(folder: Path) -> None:
     run = trained(folder, "fedavg", "run", rounds=1)
     with pytest.raises(fedstill.InputError, match="is a number, which an attack does not take"):
         fedstill.attack(run)
@@ -295,9 +297,14 @@ def test_so_do_attacks_sweeps_and_thresholds(folder: Path) -> None:
         fedstill.evaluate(run, table(), threshold=0.5)
     with pytest.raises(fedstill.InputError, match="predicts a number, 'days', which has no classes; use predict"):
         run.load_model().predict_proba(encoded(table()).astype(np.float32))
-    plan = {"data": str(folder / "data"), "schema_file": str(folder / "days.toml"), "methods": {"fedavg": {}}}
-    with pytest.raises(fedstill.InputError, match="is a number, which a sweep"):
-        fedstill.sweep(plan, out=folder / "sweep")
+
+
+def test_tries_of_a_number_choose_the_smallest_error(folder: Path) -> None:
+    run = trained(folder, "afl", "tuned", epsilon=None, tune=True, ridge=1e4, **TABLE)
+    assert run.tries is not None and run.tries["measure"] == "rmse"
+    values = {one["settings"]["ridge"]: one["value"] for one in run.tries["tries"]}
+    assert len(values) == 3 and values[run.tries["chosen"]["ridge"]] == min(values.values()) < values[1e4]
+    assert run.config["method"]["ridge"] == run.tries["chosen"]["ridge"]
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ OTHER: dict[str, Any] = {
     "features": "scattering", "mean": (0.5,), "std": (0.25,), "scale": "private:1",
     "num_classes": 12, "class_names": ("a", "b"), "models": ("linear", "mlp"), "limit": 3000, "validation": 0.1,
     "local_test": 0.25, "drop": 0.2, "slow": 0.1, "public": "noise=500", "delta": 1e-6, "budget": 2.0,
-    "noise": "entropy", "sums": "masked:least=5",
+    "noise": "entropy", "sums": "masked:least=5", "measure": "auc",
 }  # fmt: skip
 
 
@@ -200,6 +200,10 @@ def test_a_constant_after_few_steps_names_their_number_and_the_remedy(finished: 
     assert "accuracy is not above that of always saying well (72.0 % of the test records)" in text
     assert f"a client took {steps} steps in all (rounds x epochs x batches of records), which train little" in text
     assert "--rounds" in text and "--local.batch-size" in text
+    many = replace(run, config={"method": {**run.config["method"], "rounds": 400}})
+    assert "--tune" in " ".join(caveats.of_training(many)) and "steps in all" not in " ".join(caveats.of_training(many))
+    private = replace(run, guarantee=replace(run.guarantee, holds=True, epsilon=0.1))
+    assert "the noise may be too large for so few records" in " ".join(caveats.of_training(private))
     assert "steps in all" not in " ".join(caveats.of_run(finished([[70, 2], [2, 26]], "good")))
     assert caveats.client_steps(replace(run, config={"method": {"epsilon": None}})) is None  # of one upload
 

@@ -17,9 +17,9 @@ from fedstill.base.records import AS_THEY_ARE, Normalisation
 from fedstill.data import features, pictures
 from fedstill.data.table_schema import TableSchema
 from fedstill.experiment.trained import Trained
+from fedstill.measures import of_counts
 from fedstill.models.build import build
 from fedstill.report import programs, publish, rows
-from fedstill.report.measures import of_counts
 
 SCHEMA = """
 target = "died"

@@ -11,7 +11,7 @@ from sklearn import metrics
 
 import fedstill
 from fedstill.cli import main
-from fedstill.report.measures import Scores, best_threshold
+from fedstill.measures import Scores, best_threshold
 
 
 def scores(n: int = 400, classes: int = 2, seed: int = 0, **more: Any) -> Scores:

@@ -52,6 +52,14 @@ class RunOutput(Output):
     """Print the bytes, the epsilon and the time that the run will need, from one client's step; write nothing."""
 
 
+class OneRunOutput(RunOutput):
+    """What one run chooses, prints and writes."""
+
+    tune: bool = False
+    """Choose the learning rate, rounds or ridge first, by a few tries on validation records (--validation, 0.1 by
+    default) and --measure; the report counts them. Not for a method with noise."""
+
+
 class ComparisonOutput(RunOutput):
     """What a comparison repeats, prints and writes."""
 
@@ -252,7 +260,7 @@ class RunFlags(NamedTuple):
 
     experiment: Experiment
     method: "Method"
-    output: RunOutput
+    output: OneRunOutput
 
 
 class CompareFlags(NamedTuple):
@@ -296,13 +304,13 @@ def method_of(name: str, words: Sequence[str]) -> "Method":
 
 def parse_run(program: str, words: Sequence[str], experiment: Experiment, method: "Method") -> RunFlags:
     """Flags of one run, on top of ``experiment`` and ``method``."""
-    if clash := (set(type(experiment).model_fields) | set(RunOutput.model_fields)) & set(type(method).model_fields):
+    if clash := (set(type(experiment).model_fields) | set(OneRunOutput.model_fields)) & set(type(method).model_fields):
         raise ValueError(f"{type(method).__name__} and Experiment both have '{min(clash)}'; rename the method's field")
     name = program.split()[-1]
     about = f"{type(method).__doc__ or ''}\n\nExample: {program} --data digits --model convnet:depth=2"
     sections = [
         Section(experiment, title="task", groups=_GROUPS),
-        Section(RunOutput(), title="output"),
+        Section(OneRunOutput(), title="output"),
         Section(method, title=f"settings of {name}"),
     ]
     found, output, chosen = parser.parse(program, about, words, sections)

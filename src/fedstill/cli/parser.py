@@ -283,7 +283,9 @@ def _unknown(program: str, word: str, parser: argparse.ArgumentParser) -> str:
         return f"'{word}' is an unexpected argument ({program} --help)"
     name, flags = word.partition("=")[0], parser._option_string_actions
     inside = [flag for flag in flags if flag.rpartition(".")[2] == name.lstrip("-") and not flag.startswith("--no-")]
-    if meant := _ELSEWHERE.get(name):
+    if name in _OF_SOME:
+        near = f" here; {_OF_SOME[name]}"
+    elif meant := _ELSEWHERE.get(name):
         near = f"; did you mean {meant}?" if meant.split()[0] in flags else ""
     else:
         near = f"; did you mean {' or '.join(inside[:3])}?" if inside else suggestion(name, flags)
@@ -302,6 +304,8 @@ _ELSEWHERE = {
     "--num-rounds": "--rounds",
 }
 """Names that other libraries give to flags."""
+_OF_SOME = {"--class-weights": "FedAvg and its family have it, also LDP-FedAvg and DP-FedAvg"}
+"""Flags of some methods, of which others are no misspelling."""
 
 
 def _changed(section: Section, given: Mapping[str, Any]) -> Settings:

@@ -13,7 +13,7 @@ from fedstill.cli.command import Command, Part, read, sections_of
 from fedstill.cli.output import Bad, asks_help, line_of, print_json, print_sentences, print_wide, table, terminal, usage
 
 if TYPE_CHECKING:
-    from fedstill.cli.flags import CompareFlags, ReportOutput, RunOutput
+    from fedstill.cli.flags import CompareFlags, OneRunOutput, ReportOutput, RunOutput
     from fedstill.experiment.estimate import Estimate, Request
     from fedstill.experiment.job import Job
     from fedstill.report.record import RunRecord
@@ -161,11 +161,28 @@ def _run_one(words: list[str]) -> None:
 
     job = Job(experiment, method, Path(), name=name, command=line_of(["run", *words]))
     note_default(words, output)
+    if output.tune:
+        _tune(job, output)
+        return
     if output.dry_run:
         show_estimates({name: job}, output)
         return
     plain = Path("runs") / f"{slug_of(name)}-{_slug(experiment.data)}-{experiment.seed}"
     _in_folder(output.out, plain, [job], lambda _, jobs: make_and_show(jobs[0], output))
+
+
+def _tune(job: "Job", output: "OneRunOutput") -> None:
+    """``fedstill run METHOD --tune``; its usual folder is named by its settings, as the chosen ones come later."""
+    from fedstill.experiment import config
+    from fedstill.experiment.tries import check_tries
+
+    if output.dry_run:
+        raise Bad("--dry-run estimates one run, and --tune makes several; leave one of them out")
+    check_tries(job)
+    task = job.experiment
+    digest = config.digest(task, {job.name: (job.name, job.method)}, job.own_code())
+    plain = Path("runs") / f"{slug_of(job.name)}-{_slug(task.data)}-{task.seed}-tuned-{digest}"
+    make_and_show(job.replace(out=output.out or plain), output)
 
 
 def _in_folder(
@@ -222,8 +239,9 @@ def _finish(job: "Job", output: "RunOutput", *, nobody: bool = False) -> "RunRec
     from fedstill.experiment.progress import watch
     from fedstill.library import finish
 
+    tune = getattr(output, "tune", False)
     with watch(terminal(stderr=output.json_), job.title, quiet=output.quiet) as bars:
-        return finish(job, bars, track=output.track, nobody=nobody)
+        return finish(job, bars, track=output.track, nobody=nobody, tune=tune)
 
 
 def slug_of(name: str) -> str:
@@ -423,11 +441,13 @@ def _repeat(first: list[str], words: list[str], command: str) -> None:
     make_and_show(reuse.repeat(run, job), output, nobody=RunFolder(run).asked_sites)
 
 
-def _changed(before: "Job", program: str, words: list[str]) -> "tuple[Job, RunOutput]":
+def _changed(before: "Job", program: str, words: list[str]) -> "tuple[Job, OneRunOutput]":
     """The job with the changes of the flags, and what it prints and writes."""
     from fedstill.cli import flags
 
     experiment, method, output = flags.parse_run(program, words, before.experiment, before.method)
+    if output.tune:
+        raise Bad("--tune tries settings of a new run; this one takes the replies of a finished run: leave it out")
     if output.dry_run:
         raise Bad("--dry-run estimates a new run; this one takes the replies of a finished run, and their bytes")
     return before.replace(experiment=experiment, method=method, out=output.out or before.out), output
@@ -536,7 +556,7 @@ RUN = Command(
     "run one method on one task",
     raw=True,
     below={
-        name: Command(flags=("fedstill.experiment.config:Experiment", "RunOutput", place))
+        name: Command(flags=("fedstill.experiment.config:Experiment", "OneRunOutput", place))
         for name, place in methods.TABLE.items()
     },
 )

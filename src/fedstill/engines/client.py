@@ -176,6 +176,7 @@ class SiteClient(Client):
         self.state = {name: value.to(device) for name, value in state.items()}
         self.device = device
         self.delta = spec.delta
+        self.class_names = spec.class_names
         self.exchange = exchange
         self.masked = spec.sums is not None
         self.adders = 1 if spec.sums is None else spec.sums.adders

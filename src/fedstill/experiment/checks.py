@@ -10,7 +10,9 @@ from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.transport import num_slow
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job, is_importable
+from fedstill.experiment.judging import check_measure, check_measured_classes
 from fedstill.experiment.task import Task, measured_columns
+from fedstill.methods.parts.class_weights import ClassWeighted
 from fedstill.models.build import OF_VECTORS, of_images
 from fedstill.models.cnn import ConvNet
 from fedstill.privacy.guarantee import APART, moving, remedy, telling
@@ -55,6 +57,7 @@ def check_job(job: Job, *, late: bool = False) -> None:
         )
     if not late:
         _check_losses(experiment)
+    check_measure(experiment)
     _check_number(job)
     _check_features(job)
     if kind.personal and not experiment.local_test:
@@ -87,6 +90,7 @@ def _check_number(job: Job) -> None:
         "--features": experiment.features,
         "--num-classes": experiment.num_classes,
         "--class-names": experiment.class_names,
+        "--class-weights": isinstance(job.method, ClassWeighted) and job.method.class_weights,
         f"--partition {experiment.partition}": not experiment.partition.startswith(("iid", "quantity", "by:")),
     }
     if wrong := next((flag for flag, given in flags.items() if given), None):
@@ -161,6 +165,9 @@ def check_records(job: Job, task: Task) -> None:
         raise ValueError(
             f"{job.name} makes images, but the records are vectors of {task.train.shape[0]} numbers; {_OTHER_METHODS}"
         )
+    if isinstance(job.method, ClassWeighted):
+        job.method.check_names(task.class_names)
+    check_measured_classes(job.experiment, len(task.class_names))
     _check_private_scale(job, task)
     _warn_of_privacy(job, task)
     if "scale" in task.measured and job.method.claims == "record":

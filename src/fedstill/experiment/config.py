@@ -96,6 +96,19 @@ def _why(error: Exception) -> str:
 
 TrackerName = Literal["tensorboard", "mlflow", "wandb", "trackio"]
 """Name of a tracker of a run (`fedstill.tracking`), which is its extra too."""
+MeasureName = Literal[
+    "accuracy", "balanced-accuracy", "f1", "auc", "average-precision", "sensitivity", "specificity", "precision",
+    "brier", "log-loss", "rmse", "mae", "r2",
+]  # fmt: skip
+"""Name of a measure of `fedstill.measures`, or of predicted numbers (`fedstill.evaluation.Numbers`)."""
+_LOWER = ("brier", "log-loss", "rmse", "mae")
+
+
+def goodness(measure: str, value: float) -> float:
+    """A number that is larger for a better value of the measure; of errors smaller ones are better."""
+    return -value if measure in _LOWER else value
+
+
 Fraction = Annotated[float, Ge(0), Lt(1)]
 
 
@@ -192,6 +205,10 @@ class Experiment(Settings):
     --local-test: of each client's, in place of its test records."""
     local_test: Fraction = 0.0
     """Share of each client's records to use as its test records; models are then evaluated on these."""
+    measure: MeasureName | None = None
+    """Measure that is reported first and ranks methods, and by which --tune and a sweep choose; accuracy by default,
+    rmse for numbers. Of two classes those of one class are of the last. For more classes, auc, average-precision and f1
+    are means over the classes, each against the rest; sensitivity, specificity and precision are for two only."""
     drop: Fraction = 0.0
     """Probability that a simulated client's reply to a request is lost; --min-clients tells how many are enough."""
     slow: Fraction = 0.0
@@ -313,6 +330,11 @@ class Experiment(Settings):
         """Range of the target, if the schema says that it is a number; None for classes."""
         schema = self.table_schema
         return None if schema is None else schema.range
+
+    @property
+    def chosen_measure(self) -> MeasureName:
+        """The measure by which validation chooses."""
+        return self.measure or ("accuracy" if self.target_range is None else "rmse")
 
     @property
     def scale_epsilon(self) -> float | None:

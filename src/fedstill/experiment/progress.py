@@ -249,6 +249,8 @@ def ending(summary: Mapping[str, Any], before: datetime | None) -> str:
     accuracy = "" if summary["accuracy"] is None else f"accuracy {100 * summary['accuracy']:.1f} %, "
     if errors := summary.get("errors"):
         accuracy = f"{numbers({name: value for name, value in errors.items() if value is not None})}, "
+    if (asked := summary.get("measure")) and asked["value"] is not None and asked["name"] != "accuracy":
+        accuracy = f"{asked['name']} {asked['value']:.4g}, {accuracy}"
     return f"{accuracy}{summary['seconds']:.0f} s"
 
 

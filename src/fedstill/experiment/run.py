@@ -38,6 +38,7 @@ from fedstill.experiment import config, overlap
 from fedstill.experiment.checks import check_classes, check_job, check_records, warn_of_depth
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job, is_importable
+from fedstill.experiment.judging import measured
 from fedstill.experiment.progress import Lines, Quiet
 from fedstill.experiment.reuse import check_facts, public_facts
 from fedstill.experiment.task import Task, client_data, measured_columns, scaled, share_out
@@ -504,6 +505,7 @@ def _finish(
         "judged_on": _test_records(experiment),
         "accuracy": evaluation.accuracy,
         "predicted_classes": evaluation.predicted_classes,
+        "measure": measured(experiment, model, evaluation, task),
         "errors": evaluation.numbers and evaluation.numbers.measures(),
         "copied_test_records": task.copies,
         "known_data": task.known,

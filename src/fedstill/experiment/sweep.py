@@ -12,6 +12,7 @@ only read.
 import hashlib
 import itertools
 import json
+import math
 import multiprocessing
 import random
 import threading
@@ -32,9 +33,9 @@ from fedstill.base.settings import Settings, sentence
 from fedstill.engines.server import TooFewReplies
 from fedstill.engines.transport import Watcher
 from fedstill.experiment import config, reuse
-from fedstill.experiment.checks import check_classes
 from fedstill.experiment.config import Experiment, read_mapping
 from fedstill.experiment.job import Job
+from fedstill.experiment.judging import check_measure, score_of
 from fedstill.experiment.run import run
 from fedstill.protocol import Method
 from fedstill.runs import environment
@@ -162,7 +163,7 @@ class SweepPlan(Settings):
     batch: PositiveInt = 4
     """Number of points that optuna proposes at a time."""
     seeds: tuple[NonNegativeInt, ...] = (0,)
-    """Seeds of each point; its score is the mean validation accuracy over them."""
+    """Seeds of each point; its score is the mean over them of the measure on validation records."""
     final_seeds: tuple[NonNegativeInt, ...] = ()
     """Seeds of the runs on the test set; those of the points by default."""
 
@@ -193,7 +194,7 @@ class Tried:
         """
         kind = methods.find(self.name)
         try:
-            return kind(**_merged(self.settings, point))
+            return kind(**merged(self.settings, point))
         except ValidationError as error:
             raise ValueError(f"{self.label}: {sentence(error, kind=kind)}") from error
 
@@ -245,7 +246,6 @@ def checked(where: str, content: dict[str, Any]) -> Sweep:
             raise ValueError("it needs 'methods', a mapping of methods with their settings")
         plan = SweepPlan(**{key: content.pop(key) for key in [*SweepPlan.model_fields] if key in content})
         experiment = Experiment(**{"validation": VALIDATION, **content})
-        check_classes(experiment, "a sweep, which tunes the accuracy,")
         _check(experiment, plan)
         return Sweep(experiment, plan, _entries(given, plan))
     except ValidationError as error:
@@ -270,6 +270,7 @@ def _kinds(given: Mapping[Any, Any]) -> dict[str, type[Method]]:
 def _check(experiment: Experiment, plan: SweepPlan) -> None:
     if not experiment.validation:
         raise ValueError("validation is 0, but a sweep chooses by validation records; set it above 0, as 0.1")
+    check_measure(experiment)
     if experiment.seed:
         raise ValueError(f"seed is {experiment.seed}; give seeds: [{experiment.seed}] in its place")
     for name, seeds in (("seeds", plan.seeds), ("final_seeds", plan.final_seeds)):
@@ -334,12 +335,12 @@ def _values(label: str, key: str, values: object) -> Range | list[Any]:
     raise ValueError(f"try of {label}: {key} is {values!r}; give a list of values, or low and high for optuna")
 
 
-def _merged(settings: Mapping[str, Any], point: Point) -> dict[str, Any]:
+def merged(settings: Mapping[str, Any], point: Point) -> dict[str, Any]:
     """``settings`` with the values of a point at their dotted names."""
-    merged = dict(settings)
+    found = dict(settings)
     for place, value in point.items():
         *path, last = place.split(".")
-        inner = merged
+        inner = found
         for part in path:
             deeper = inner.get(part, {})
             if not isinstance(deeper, dict):
@@ -348,7 +349,7 @@ def _merged(settings: Mapping[str, Any], point: Point) -> dict[str, Any]:
                 )
             inner[part] = inner = dict(deeper)
         inner[last] = value
-    return merged
+    return found
 
 
 @dataclass(frozen=True)
@@ -359,27 +360,34 @@ class Try:
         entry: the method.
         point: the values.
         folders: the run of each seed.
-        accuracies: their accuracies in [0, 1], in the order of ``folders``; None if a run failed.
+        values: their values of the measure, in the order of ``folders``; None if a run failed.
         failure: the reason, or an empty text.
+        measure: name of the measure.
     """
 
     entry: Tried
     point: Point
     folders: tuple[Path, ...]
-    accuracies: tuple[float, ...] | None
+    values: tuple[float, ...] | None
     failure: str = ""
     may_pass: bool = False
     """Whether the failure may not come again: an error of the machine or of code, not of the settings."""
+    measure: str = "accuracy"
+
+    @property
+    def value(self) -> float | None:
+        """The mean of the measure over seeds; None if a run failed."""
+        return None if self.values is None else fmean(self.values)
 
     @property
     def score(self) -> float | None:
-        """The mean accuracy over seeds; None if a run failed."""
-        return None if self.accuracies is None else fmean(self.accuracies)
+        """A number that is larger for a better try; None if a run failed."""
+        return None if self.value is None else config.goodness(self.measure, self.value)
 
     @property
     def spread(self) -> float | None:
         """The sample standard deviation over seeds; None with fewer than two."""
-        return stdev(self.accuracies) if self.accuracies is not None and len(self.accuracies) > 1 else None
+        return stdev(self.values) if self.values is not None and len(self.values) > 1 else None
 
 
 class Runs:
@@ -423,9 +431,10 @@ class Runs:
         for entry, point, folders, futures in jobs:
             results = [self._result(label, future) for future in futures]
             failed = [result for result in results if isinstance(result, _Failed)]
-            accuracies = tuple(result for result in results if not isinstance(result, _Failed))
+            values = tuple(result for result in results if not isinstance(result, _Failed))
             failure, may_pass = failed[0].reason if failed else "", any(one.may_pass for one in failed)
-            tries.append(Try(entry, point, folders, None if failed else accuracies, failure, may_pass))
+            found = (None if failed else values, failure, may_pass, experiment.chosen_measure)
+            tries.append(Try(entry, point, folders, *found))
             if failed:
                 with self._lock:
                     if (entry.label, failure) not in self._noted:  # a task that is impossible fails with every point
@@ -457,19 +466,19 @@ def _begin() -> None:
 
 @dataclass(frozen=True)
 class _Failed:
-    """The reason why a run has no accuracy, and whether it may not come again."""
+    """The reason why a run has no value of the measure, and whether it may not come again."""
 
     reason: str
     may_pass: bool = False
 
 
 def _run(experiment: Experiment, entry: Tried, point: Point, folder: Path, command: str) -> float | _Failed:
-    """The accuracy of a run, or the reason why there is none."""
+    """The measure of a run, or the reason why there is none."""
     job = Job(experiment, entry.method(point), folder, name=entry.name, label=entry.label, command=command)
     others = [summary.parent for summary in folder.parent.parent.glob(f"*/{folder.name}/summary.json")]
     try:
         reuse.prepare(job, sorted(others))  # tries of the server's settings ask the clients once
-        accuracy = run(job)["accuracy"]
+        value = score_of(run(job), experiment.chosen_measure)
     except Taken:  # says nothing about the settings
         raise
     except files.Damaged as error:  # nor does this
@@ -479,9 +488,9 @@ def _run(experiment: Experiment, entry: Tried, point: Point, folder: Path, comma
     except Exception as error:  # of a method of the user's own, or of the machine
         first = (str(error).strip().splitlines() or [""])[0]
         return _Failed(f"{type(error).__name__}: {first}", may_pass=True)
-    if accuracy is None:
-        return _Failed("the method has no model for all clients, so nothing to evaluate")
-    return float(accuracy)
+    if value is None:
+        return _Failed(f"the records define no {experiment.chosen_measure}, or no model is for all clients")
+    return value
 
 
 def words(point: Point) -> str:
@@ -507,7 +516,7 @@ class Outcome:
     def best(self, label: str) -> Try | None:
         """The point with the highest score, the first of several; None if every point failed."""
         done = [one for one in self.tries[label] if one.score is not None]
-        return max(done, key=lambda one: one.score or 0.0, default=None)
+        return max(done, key=lambda one: -math.inf if one.score is None else one.score, default=None)
 
 
 def run_sweep(

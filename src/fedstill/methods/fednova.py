@@ -12,6 +12,7 @@ from torch import nn
 from typing_extensions import override
 
 from fedstill.methods.averaging import ConstantRate, Participation, gradient_weight, sample, weighted_mean, weighted_sum
+from fedstill.methods.parts.class_weights import ClassWeighted
 from fedstill.protocol import Client, Count, Federation, Method, Reply, State, load, parameters, state, step
 from fedstill.train.sgd import SGD
 
@@ -25,7 +26,7 @@ class NormalisedUpdate(Reply):
     """|a_k|_1: the sum of the local gradients' factors in the model."""
 
 
-class FedNova(Method):
+class FedNova(ClassWeighted, Method):
     """Normalised averaging: more local steps do not increase a client's weight."""
 
     numeric: ClassVar[bool] = True
@@ -58,6 +59,6 @@ class FedNova(Method):
     def update(self, client: Client, weights: State) -> NormalisedUpdate:
         """Train from the server's model, and measure the work."""
         model = client.new_model(weights)
-        steps = self.local.fit(model, client.train, client.rng("batches"))
+        steps = self.local.fit(model, client.train, client.rng("batches"), loss=self.client_loss(client))
         work = gradient_weight(self.local.momentum, steps)  # |a_k|_1
         return NormalisedUpdate(weights=state(model), num_records=len(client.train), work=work)

@@ -12,11 +12,12 @@ from typing_extensions import override
 
 from fedstill.methods.averaging import Participation, mean_weights, sample
 from fedstill.methods.fedavg import Update
+from fedstill.methods.parts.class_weights import ClassWeighted
 from fedstill.protocol import Client, Federation, Method, State, load, state, step
 from fedstill.train.sgd import SGD, proximal
 
 
-class FedProx(Method):
+class FedProx(ClassWeighted, Method):
     """FedAvg with a quadratic penalty for local models far from the server's."""
 
     numeric: ClassVar[bool] = True
@@ -43,5 +44,7 @@ class FedProx(Method):
     def update(self, client: Client, weights: State) -> Update:
         """Approximately minimise h_k(w; w_t) = F_k(w) + mu/2 |w - w_t|^2."""
         model = client.new_model(weights)
-        self.local.fit(model, client.train, client.rng("batches"), correct=proximal(model, self.mu))
+        self.local.fit(
+            model, client.train, client.rng("batches"), loss=self.client_loss(client), correct=proximal(model, self.mu)
+        )
         return Update(weights=state(model), num_records=len(client.train))

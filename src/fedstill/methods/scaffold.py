@@ -21,6 +21,7 @@ from fedstill.methods.averaging import (
     sample,
     weighted_sum,
 )
+from fedstill.methods.parts.class_weights import ClassWeighted
 from fedstill.protocol import Client, Count, Federation, Method, Parameters, Reply, State, load, parameters, state, step
 from fedstill.train.sgd import SGD, control_variates
 
@@ -34,7 +35,7 @@ class Variates(Reply):
     num_records: Count
 
 
-class Scaffold(Method):
+class Scaffold(ClassWeighted, Method):
     """Stochastic controlled averaging: control variates correct the clients' drift in local training."""
 
     numeric: ClassVar[bool] = True
@@ -74,7 +75,9 @@ class Scaffold(Method):
         c = {name: value.to(client.device) for name, value in control.items()}
         own = {name: client.state.get(name, torch.zeros_like(value)) for name, value in c.items()}  # c_k
         correct = control_variates(list(c.values()), list(own.values()))
-        steps = self.local.fit(model, client.train, client.rng("batches"), correct=correct)
+        steps = self.local.fit(
+            model, client.train, client.rng("batches"), loss=self.client_loss(client), correct=correct
+        )
         scale = 1 / (self.local.lr * gradient_weight(self.local.momentum, steps))
         # c_k^+ - c_k = -c + (x - y)/(K eta)
         change = {name: (start[name] - y) * scale - c[name] for name, y in parameters(model).items()}

@@ -169,6 +169,7 @@ class Client(ABC):
         state: named tensors that stay at the client from step to step; change the dictionary in place.
         device: device of the tensors. Replies may hold tensors of any device.
         delta: the delta at which the run states epsilon.
+        class_names: names of the task's classes, in order, the same at every client.
         architecture: name of the client's own model for `new_model`; the run's model unless clients differ.
         adders: number of honest clients whose noise a mechanism of a sum counts on; 1 where each upload is seen.
         masked: whether nobody sees this client's upload to a sum, so that it must be whole numbers.
@@ -179,6 +180,7 @@ class Client(ABC):
     state: dict[str, Tensor]
     device: torch.device
     delta: float
+    class_names: Sequence[str]
     adders: int
     masked: bool
 

@@ -39,7 +39,21 @@ def of_run(run: RunRecord) -> list[str]:
         if run.confusion is None
         else of_model(run.confusion, run.class_name) + of_test(run.confusion, run.class_name)
     )
-    return found + copies(run) + of_training(run)
+    return found + copies(run) + of_tries(run) + of_training(run)
+
+
+def of_tries(run: RunRecord) -> list[str]:
+    """What the tries of ``--tune`` came to, in a sentence: how many, on which records, and what was chosen."""
+    found = run.tries
+    if found is None:
+        return []
+    chosen = ", ".join(f"{name} {value:g}" for name, value in found["chosen"].items())
+    failed = sum(one["value"] is None for one in found["tries"])
+    some = f", of which {failed} failed" if failed else ""
+    return [
+        f"settings were chosen by {found['measure']} on validation records ({found['records']}) in "
+        f"{len(found['tries'])} tries{some}: {chosen}"
+    ]
 
 
 def of_training(run: RunRecord) -> list[str]:
@@ -50,15 +64,20 @@ def of_training(run: RunRecord) -> list[str]:
     if not run.finished:
         return []
     found, steps = [], client_steps(run)
-    if steps is not None and steps < _FEW_STEPS and run.confusion is not None and _is_constant(run.confusion):
+    constant = run.confusion is not None and _is_constant(run.confusion)
+    if constant and run.guarantee.holds and run.guarantee.epsilon:
+        found.append(
+            "the noise may be too large for so few records: more clients, a larger epsilon, or masked sums (--sums "
+            "masked), which need noise once, make it smaller beside them"
+        )
+    elif constant and (steps is None or steps >= _FEW_STEPS) and run.tries is None:
+        found.append("other rates, rounds or ridges may do better (--tune), and --measure auc tells whether it ranks")
+    elif constant and steps is not None and steps < _FEW_STEPS:
         found.append(
             f"a client took {steps} steps in all (rounds x epochs x batches of records), which train little; raise "
-            "--rounds or --local.epochs, or lower --local.batch-size"
+            "--rounds or --local.epochs, or lower --local.batch-size, or let --tune try such settings"
         )
-    for name, is_steep, words in (
-        ("accuracy", _rises, "accuracy still rises"),
-        ("log_loss", _falls, "the loss still falls"),
-    ):
+    for name, is_steep, words in _STILL:
         series = [float(line[name]) for line in run.metrics if line.get(name) is not None]
         part = max(1, len(series) // 5)
         if len(series) >= 2 * part and len(series) > 1:
@@ -167,6 +186,9 @@ def of_rows(rows: Sequence[tuple[str, Sequence[RunRecord]]]) -> list[str]:
     found = [f"{text[0].upper()}{text[1:]}." for text in about]
     of_names: dict[str, list[str]] = {}
     for name, some in rows:
+        for text in dict.fromkeys(text for run in some for text in of_tries(run)):
+            of_names.setdefault(text, []).append(name)
+    for name, some in rows:
         told: dict[str, int] = {}
         seeds = [run for run in some if run.confusion is not None]
         for run in seeds:
@@ -206,6 +228,7 @@ _SAID: dict[str, _Words] = {
     "limit": lambda value: f"{value:,} training records",
     "validation": lambda value: f"{100 * value:g} % of them for validation",
     "local_test": lambda value: f"{100 * value:g} % of each client's for its test",
+    "measure": lambda value: f"measured by {value}",
     "drop": lambda value: f"{100 * value:g} % of the replies lost",
     "slow": lambda value: f"{100 * value:g} % of the clients too slow",
     "public": lambda value: f"public {value}",

@@ -179,6 +179,7 @@ def _run(record: RunRecord) -> dict[str, Any]:
         "method": groups.method_name(record),
         **{key: task[key] for key in first},
         "state": record.state,
+        **({"measured": asked["value"]} if (asked := record.get("measure")) else {}),
         "accuracy": summary["accuracy"],
         "balanced_accuracy": balanced_accuracy(record),
         "spread_over_clients": summary.get("spread_over_clients"),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedstill import methods
-from fedstill.experiment.config import FREE, Experiment, defaults_of, flat
+from fedstill.experiment.config import FREE, Experiment, defaults_of, flat, goodness
 from fedstill.privacy.guarantee import Guarantee
 from fedstill.report import caveats, guarantees
 from fedstill.report.record import RunRecord
@@ -33,7 +33,7 @@ TASK = (
 )
 """Settings that make a task: accuracies of runs that differ in one of these are not comparable."""
 
-UNNAMED = FREE | {"seed", "threads", "device"}
+UNNAMED = FREE | {"seed", "threads", "device", "measure"}
 """Settings that may differ between the runs of one row."""
 
 _RESULTS = {"label", "method", "state", "accuracy", "rounds", "guarantee", "epsilon", "delta", "unit", "seconds"}
@@ -168,6 +168,15 @@ class Row:
         score = self.accuracy if self.error is None else -self.error
         return self.finished, -np.inf if score is None else score
 
+    def measured(self, measure: str) -> float | None:
+        """The mean over seeds of the measure that the runs were asked to report first; None without it."""
+        return self.mean(lambda run: run.measured(measure))
+
+    def goodness(self, measure: str) -> tuple[bool, float]:
+        """As `rank`, by a measure that all finished rows have."""
+        value = self.measured(measure)
+        return self.finished, -np.inf if value is None else goodness(measure, value)
+
     @property
     def spread(self) -> float | None:
         """The sample standard deviation of the accuracy over seeds; None with fewer than two."""
@@ -197,6 +206,11 @@ class Group:
     words: str
     rows: list[Row]
     columns: list[str] = field(default_factory=list)
+
+    @property
+    def measure(self) -> str | None:
+        """The measure that all finished runs were asked to report first (`Experiment.measure`); None without one."""
+        return _measure_of(self.rows)
 
     @property
     def ranked(self) -> list[Row]:
@@ -255,8 +269,14 @@ def _task(records: Sequence[RunRecord], apart: Sequence[str]) -> Group:
     rows = [_row(group, columns, words) for group in groups]
     if len({row.name for row in rows}) < len(rows):  # names are keys of figures; the number of rounds is no column
         rows = [_row(group, [*columns, "method.rounds"], words) for group in groups]
-    rows.sort(key=lambda row: row.rank, reverse=True)
+    measure = _measure_of(rows)
+    rows.sort(key=lambda row: row.rank if measure is None else row.goodness(measure), reverse=True)
     return Group(words, rows, columns)
+
+
+def _measure_of(rows: Sequence[Row]) -> str | None:
+    found = {(run.get("measure") or {}).get("name") for row in rows if row.finished for run in row.runs}
+    return next(iter(found)) if len(found) == 1 else None
 
 
 def _family(record: RunRecord) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import numpy as np
 from safetensors.torch import save
 
 import fedstill
-from fedstill import methods
+from fedstill import measures, methods
 from fedstill.base import files
 from fedstill.base.errors import first_line
 from fedstill.base.weights import state
@@ -23,9 +23,9 @@ from fedstill.data.places import Reading
 from fedstill.data.table_schema import TableSchema
 from fedstill.experiment.reuse import check_code, read_job
 from fedstill.experiment.trained import Trained, model_of
-from fedstill.report import caveats, guarantees, measures, programs, regression, rows, spending
+from fedstill.report import caveats, guarantees, programs, regression, rows, spending
 from fedstill.report.groups import setting_words
-from fedstill.report.record import RunRecord, accuracy_words, human_bytes, read_run
+from fedstill.report.record import RunRecord, accuracy_words, human_bytes, measure_words, read_run
 from fedstill.report.tables import balanced_accuracy
 from fedstill.schema import clean
 
@@ -277,12 +277,18 @@ def _task(facts: Mapping[str, Any]) -> tuple[str, str, str]:
     return "classification", tag, f"classifier of {kind}"
 
 
+_ON_THE_CARD = ("accuracy", "balanced-accuracy", "sensitivity", "specificity", "precision", "f1")
+"""Measures of which the card has intervals."""
+
+
 def _scores(record: RunRecord, facts: Mapping[str, Any]) -> Iterator[str]:
     """The lines of the card's table on what the test records say, with 95 % intervals where there are some."""
     if "target" in facts:
         yield from _errors(record)
         return
     of = _plain(record.summary["judged_on"])
+    if (asked := record.get("measure")) and asked["name"] not in _ON_THE_CARD:
+        yield f"| {_plain(asked['name'])} on {of} | {measure_words([asked['value']])} |\n"
     tuned = ", after each client's own training, which is not in this model"
     tuned = tuned if methods.find(str(record.config["method"]["name"])).personal else ""
     accuracy, counts = record.summary["accuracy"], record.confusion

@@ -34,6 +34,14 @@ def accuracy_words(mean: float | None, spread: float | None) -> str:
     return f"{100 * mean:.2f}" + (f" ± {100 * spread:.2f}" if spread is not None else "")
 
 
+def measure_words(values: Sequence[float | None]) -> str:
+    """Values of a measure over seeds as ``"0.711 ± 0.012"``, mean and sample standard deviation, or a dash."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "–"
+    return f"{np.mean(known):.4g}" + (f" ± {np.std(known, ddof=1):.2g}" if len(known) > 1 else "")
+
+
 def human_bytes(count: float) -> str:
     """Three significant digits in decimal units: ``"78.5 kB"``, ``"1.27 MB"``."""
     for unit in ("B", "kB", "MB", "GB"):
@@ -74,6 +82,7 @@ class RunRecord:
         numbers: the content of ``numbers.json``, errors with intervals of a task whose target is a number; or None.
         by_value: after a partition by:COLUMN, such triples of the test records of each value of the column, as of
             each hospital; None otherwise.
+        tries: the content of ``tries/tries.json``, tries of ``--tune``, each with its value; None without.
         images: sample images by name, uint8 ``(n, c, h, w)`` with labels int64 ``(n,)``; ``"real"`` are test images.
         finished: whether the run has finished; if not, ``summary`` has the numbers of the last logged round, and the
             guarantee is unknown.
@@ -95,6 +104,7 @@ class RunRecord:
     by_value: Mapping[str, Sequence[Sequence[int]]] | None = None
     numbers: Mapping[str, Any] | None = None
     images: dict[str, Images] | None = None
+    tries: Mapping[str, Any] | None = None
     finished: bool = True
     date: str = ""
 
@@ -145,9 +155,17 @@ class RunRecord:
             f"{str(self.folder)!r}>"
         )
 
+    def measured(self, name: str) -> float | None:
+        """The measure that the run was asked to report first (``--measure``), if that is this one."""
+        found = self.summary.get("measure") or {}
+        value: float | None = found.get("value") if found.get("name") == name else None
+        return value
+
     @property
     def _score(self) -> tuple[str, str]:
         """The name of the main measure, and its value."""
+        if measure := self.summary.get("measure"):
+            return measure["name"], measure_words([measure["value"]])
         if errors := self.summary.get("errors"):
             return "RMSE", f"{errors['rmse']:.4g}"
         return "accuracy", f"{accuracy_words(self.summary.get('accuracy'), None)} %"
@@ -237,6 +255,7 @@ def read_run(folder: str | Path, *, unfinished: bool = False) -> RunRecord:
         numbers=None if (errors := run.read_numbers()) is None else errors.model_dump(exclude_none=True),
         by_value=None if (found := run.read_by_value()) is None else found.cells,
         images=run.read_images(),
+        tries=run.read_tries() if run.tries.exists() else None,
         date=_day(run.summary),
     )
 

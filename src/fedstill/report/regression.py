@@ -3,10 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from fedstill.report.groups import Group, Row
-from fedstill.report.record import RunRecord
+from fedstill.report.record import RunRecord, measure_words
 
 HEADINGS = ("RMSE", "R2")
 """Columns of a table of results in place of the accuracy."""
@@ -22,25 +20,17 @@ def is_numeric(task: Group) -> bool:
 
 def cells(row: Row) -> tuple[str, ...]:
     """The errors of a row under `HEADINGS`: mean ± sample standard deviation over seeds, or a dash."""
-    return tuple(_mean([_error(run, key) for run in row.runs]) for key in ("rmse", "r2"))
+    return tuple(measure_words([_error(run, key) for run in row.runs]) for key in ("rmse", "r2"))
 
 
 def of_run(run: RunRecord) -> tuple[str, ...]:
     """The same of one run."""
-    return tuple(_mean([_error(run, key)]) for key in ("rmse", "r2"))
+    return tuple(measure_words([_error(run, key)]) for key in ("rmse", "r2"))
 
 
 def _error(run: RunRecord, key: str) -> float | None:
     value: float | None = (run.summary.get("errors") or {}).get(key)
     return value
-
-
-def _mean(values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
-        return "–"
-    spread = f" ± {np.std(known, ddof=1):.2g}" if len(known) > 1 else ""
-    return f"{np.mean(known):.4g}{spread}"
 
 
 def bounded(measure: Sequence[float | None]) -> str:

@@ -12,7 +12,7 @@ from fedstill.report import export, figures, groups, guarantees, html, regressio
 from fedstill.report.drawing import Plot
 from fedstill.report.groups import Group, Row, Series, setting_words
 from fedstill.report.markup import joined, part
-from fedstill.report.record import TEST, RunRecord, accuracy_words, human_bytes, png
+from fedstill.report.record import TEST, RunRecord, accuracy_words, human_bytes, measure_words, png
 from fedstill.runs.folder import Images, RunFolder
 
 IMAGES_PER_CLASS = 5
@@ -99,7 +99,11 @@ def finding(task: Group, *, named: bool = True) -> str:
         return f"No finished run on {task.words} has an accuracy."
     text = f"On {task.words}, " if named else ""
     best = table[0]
-    score = f"{accuracy_words(best.accuracy, best.spread)} %"
+    if task.measure not in (None, "accuracy"):
+        value = measure_words([run.measured(task.measure) for run in best.runs])
+        lead = f", the best of {_count(table)}" if len(table) > 1 else ""
+        return f"{text}{best.name} has {task.measure} {value}{lead}, and an accuracy of {_accuracy(best)}."
+    score = _accuracy(best)
     up, down = (human_bytes(best.mean_of(f"bytes_{way}_per_client")) for way in ("up", "down"))
     rounds = f"{best.mean_of('rounds'):.4g} round{'s' if best.mean_of('rounds') != 1 else ''}"
     if len(table) == 1:
@@ -124,6 +128,10 @@ def finding(task: Group, *, named: bool = True) -> str:
         times = f", {ratio:.{0 if ratio >= 10 else 1}f} times less," if ratio >= 1.05 else ""
         text += f". {least.name} exchanges least: {human_bytes(_total(least))} both ways{times} for {score} %"
     return text + "."
+
+
+def _accuracy(row: Row) -> str:
+    return f"{accuracy_words(row.accuracy, row.spread)} %"
 
 
 def _count(table: Sequence[Row]) -> str:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from fedstill.report import caveats, groups, guarantees, regression
 from fedstill.report.groups import Group, Row, group
-from fedstill.report.record import RunRecord, accuracy_words, human_bytes, plain
+from fedstill.report.record import RunRecord, accuracy_words, human_bytes, measure_words, plain
 
 
 def recall(run: RunRecord) -> NDArray[np.float64] | None:
@@ -93,7 +93,7 @@ def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
     columns = list(dict.fromkeys(column for task in tasks for column in task.columns))
     shown = [key for key in groups.TASK if key in ("data", "partition", "clients", "model") or _varies(key, tasks)]
     table, numeric = [], any(map(regression.is_numeric, tasks))
-    for row in (row for task in tasks for row in task.rows):
+    for task, row in [(one, row) for one in tasks for row in one.rows]:
         task_settings = groups.task_settings(row.runs[0])
         guarantee = row.guarantee if row.finished else None
         finite = guarantee if guarantee is not None and guarantees.is_finite(guarantee) else None
@@ -107,6 +107,7 @@ def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
                 "accuracy": row.accuracy,
                 "accuracy_spread": row.spread,
                 **({"rmse": row.error} if numeric else {}),
+                **({"measure": task.measure, "measured": row.measured(task.measure)} if task.measure else {}),
                 "balanced_accuracy": row.mean(balanced_accuracy),
                 "seeds": len(row.runs),
                 "bytes_up_per_client": row.mean_of("bytes_up_per_client"),
@@ -135,12 +136,19 @@ def headings(task: Group) -> tuple[str, ...]:
 
 
 def _scores(task: Group) -> tuple[str, ...]:
-    """The headings of the main measures."""
-    return regression.HEADINGS if regression.is_numeric(task) else RESULTS[:1]
+    """The headings of the main measures, that which was asked for first."""
+    usual = regression.HEADINGS if regression.is_numeric(task) else RESULTS[:1]
+    return usual if _shown_anyway(task.measure) else (str(task.measure), *usual)
+
+
+def _shown_anyway(measure: str | None) -> bool:
+    return measure in (None, "accuracy", "rmse", "r2")
 
 
 def _unbalanced(task: Group) -> bool:
-    """Whether a row's balanced accuracy is far from its accuracy."""
+    """Whether a row's balanced accuracy is far from its accuracy, and not the measure that stands first."""
+    if task.measure == "balanced-accuracy":
+        return False
     pairs = ((row.mean(balanced_accuracy), row.accuracy) for row in task.rows if row.finished)
     return any(mean is not None and own is not None and abs(mean - own) >= _FAR for mean, own in pairs)
 
@@ -159,8 +167,9 @@ def cells(task: Group) -> list[tuple[str, ...]]:
     top = headings(task)
     table = []
     for row in task.rows:
-        seconds = row.mean_of("seconds")
+        seconds, first = row.mean_of("seconds"), task.measure or ""
         all_cells = {
+            first: measure_words([run.measured(first) for run in row.runs]),
             "method": row.label,
             STATE: row.runs[0].state,
             "accuracy, %": accuracy_words(row.accuracy, row.spread),
@@ -191,6 +200,7 @@ def each_seed(task: Group) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
             row.label,
             *(_setting(row, key) for key in task.columns),
             str(run.summary["seed"]),
+            *(() if _shown_anyway(task.measure) else (measure_words([run.measured(str(task.measure))]),)),
             *(regression.of_run(run) if numeric else (accuracy_words(run.summary["accuracy"], None),)),
             human_bytes(run.summary["bytes_up_per_client"]),
             human_bytes(run.summary["bytes_down_per_client"]),
@@ -255,6 +265,8 @@ def caption(task: Group) -> str:
     evaluated = " or ".join(dict.fromkeys(run.summary["judged_on"] for run in task.runs))
     more = " Over clients: the sample standard deviation of their own accuracies, in points."
     more = more if OVER_CLIENTS in headings(task) else ""
+    if task.measure is not None and len(task.rows) > 1:
+        more = f" Ranked by {task.measure}.{more}"
     more = " Balanced: mean recall of the classes." * (BALANCED in headings(task)) + more
     if STATE in headings(task):
         more += " Unfinished runs: the last accuracy and the bytes logged so far."

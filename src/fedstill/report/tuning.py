@@ -1,5 +1,6 @@
 """The results of a sweep: a table with the best settings of each method, its files, and what the report says of it."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from fedstill.base import files
+from fedstill.experiment import config
 from fedstill.experiment.sweep import Outcome, Try, words
 from fedstill.report import export
 from fedstill.report.page import write_report
 from fedstill.report.record import RunRecord, accuracy_words, human_bytes, read_run
 
-HEADINGS = ("method", "tries", "best settings", "validation, %", "test, %", "up/client")
+HEADINGS = ("method", "tries", "best settings", "validation", "test", "up/client")
 
 
 def budget(outcome: Outcome) -> str:
@@ -25,7 +27,8 @@ def budget(outcome: Outcome) -> str:
     kind = "a grid" if sweep.plan.search == "grid" else "optuna"
     over = f"{seeds} seeds each" if seeds > 1 else "one seed each"
     whose = "each client's training records" if sweep.experiment.local_test else "the training records"
-    text = f"Settings chosen on validation records ({share} of {whose}), from {kind}, {over}: "
+    measure = sweep.experiment.chosen_measure
+    text = f"Settings chosen by {measure} on validation records ({share} of {whose}), from {kind}, {over}: "
     if not searched:
         text += "no method has settings to try. "
     elif sweep.has_equal_budgets():
@@ -47,8 +50,9 @@ def _has_guarantee(one: Try | None) -> bool:
 
 
 def rows(outcome: Outcome) -> list[dict[str, Any]]:
-    """A dictionary per method, the best by validation first; accuracies are in [0, 1], None if every try failed."""
-    table, names = [], _names(outcome)
+    """A dictionary per method, the best by validation first; an accuracy is in [0, 1], None if every try failed."""
+    table, names, worst = [], _names(outcome), -math.inf
+    measure = outcome.sweep.experiment.chosen_measure
     for label, tries in outcome.tries.items():
         best, test = outcome.best(label), outcome.tests.get(label)
         table.append(
@@ -58,15 +62,19 @@ def rows(outcome: Outcome) -> list[dict[str, Any]]:
                 "tries": len(tries),
                 "failed": sum(one.score is None for one in tries),
                 "best": None if best is None else best.point,
-                "validation": best and best.score,
+                "validation": best and best.value,
                 "validation_spread": best and best.spread,
-                "test": test and test.score,
+                "test": test and test.value,
                 "test_spread": test and test.spread,
                 "bytes_up_per_client": None if best is None else _bytes_up(test or best),
                 "folder": None if best is None else str((test or best).folders[0].parent),
             }
         )
-    return sorted(table, key=lambda row: -1.0 if row["validation"] is None else row["validation"], reverse=True)
+
+    def rank(row: dict[str, Any]) -> float:
+        return worst if row["validation"] is None else config.goodness(measure, row["validation"])
+
+    return sorted(table, key=rank, reverse=True)
 
 
 def _names(outcome: Outcome) -> dict[str, str]:
@@ -75,7 +83,7 @@ def _names(outcome: Outcome) -> dict[str, str]:
 
 
 def _bytes_up(one: Try) -> float | None:
-    runs = [read_run(folder) for folder in one.folders] if one.accuracies is not None else []
+    runs = [read_run(folder) for folder in one.folders] if one.values is not None else []
     return sum(float(run["bytes_up_per_client"]) for run in runs) / len(runs) if runs else None
 
 
@@ -83,8 +91,11 @@ def terminal(outcome: Outcome) -> Table:
     """The table for the terminal."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.caption, table.caption_justify = Text(budget(outcome)), "left"
+    measure = outcome.sweep.experiment.chosen_measure
+    unit = ", %" if measure == "accuracy" else f" {measure}"
     for heading in HEADINGS:
-        table.add_column(Text(heading), justify="left" if heading in ("method", "best settings") else "right")
+        name = heading + unit * (heading in ("validation", "test"))
+        table.add_column(Text(name), justify="left" if heading in ("method", "best settings") else "right")
     for row in rows(outcome):
         failed = f" ({row['failed']} failed)" if row["failed"] else ""
         sent = row["bytes_up_per_client"]
@@ -92,11 +103,17 @@ def terminal(outcome: Outcome) -> Table:
             Text(row["label"]),
             f"{row['tries']}{failed}",
             Text("–" if row["best"] is None else words(row["best"])),
-            accuracy_words(row["validation"], row["validation_spread"]),
-            accuracy_words(row["test"], row["test_spread"]),
+            _words(measure, row["validation"], row["validation_spread"]),
+            _words(measure, row["test"], row["test_spread"]),
             "–" if sent is None else human_bytes(sent),
         )
     return table
+
+
+def _words(measure: str, mean: float | None, spread: float | None) -> str:
+    if measure == "accuracy" or mean is None:
+        return accuracy_words(mean, spread)
+    return f"{mean:.4g}" + ("" if spread is None else f" ± {spread:.2g}")
 
 
 def write(outcome: Outcome, out: Path, command: str) -> Path:
@@ -116,7 +133,7 @@ def write(outcome: Outcome, out: Path, command: str) -> Path:
 def _line(one: Try) -> dict[str, Any]:
     return {
         **one.point,
-        "validation": one.score,
+        "validation": one.value,
         "validation_spread": one.spread,
         "failure": one.failure or None,
         "folder": str(one.folders[0].parent),
@@ -131,5 +148,5 @@ def _level(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _records(outcome: Outcome) -> list[RunRecord]:
     """The finished runs, those on the test set first."""
     shown = [*outcome.tests.values(), *(one for tries in outcome.tries.values() for one in tries)]
-    folders = dict.fromkeys(folder for one in shown if one.accuracies is not None for folder in one.folders)
+    folders = dict.fromkeys(folder for one in shown if one.values is not None for folder in one.folders)
     return [read_run(folder) for folder in folders]

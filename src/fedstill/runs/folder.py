@@ -17,6 +17,7 @@
       clients/              states of simulated clients
       helpers/              keys and journals of simulated helpers of masked sums
       sums/                 the clients in each masked sum, and what its opening cost
+      tries/                the tries of ``--tune``, and in ``tries.json`` what they came to
       scale.json            the private scale of the columns, with --scale private:EPSILON
       attack/               results of ``fedstill attack``
 
@@ -56,6 +57,7 @@ from fedstill.runs.pieces import (
     Piece,
     PredictedNumbers,
     Summary,
+    Tries,
 )
 
 if TYPE_CHECKING:  # `fedstill runs` does not need torch, which takes a second
@@ -99,11 +101,13 @@ class Taken(InputError):
 def first_other(path: Path) -> str | None:
     """The name of a file that a new run's folder must not have, or None."""
     names = sorted(f.name for f in path.iterdir())
-    return next((name for name in names if name not in (LOCK, HELPERS) and not name.endswith(files.PART)), None)
+    return next((name for name in names if name not in (LOCK, HELPERS, TRIES) and not name.endswith(files.PART)), None)
 
 
 HELPERS = "helpers"
 """Folder of the keys of simulated helpers, which a run needs before it has any other file."""
+TRIES = "tries"
+"""Folder of the tries by which a run's settings were chosen, before it has any other file."""
 
 
 @contextmanager
@@ -119,7 +123,7 @@ def locked(path: Path, has_run: Callable[[], bool]) -> Iterator[None]:
     made = [place for place in (path, *path.parents) if not place.exists()]
     path.mkdir(parents=True, exist_ok=True)
     with _held(path):
-        new = first_other(path) is None
+        new = first_other(path) is None and not (path / TRIES).exists()
         try:
             yield
         except BaseException:
@@ -256,6 +260,7 @@ class RunFolder:
         self.clients = path / "clients"
         self.helpers = path / HELPERS
         self.sums = path / "sums"
+        self.tries = path / TRIES / "tries.json"
         self.scale = path / "scale.json"
         self.attack = path / "attack"
 
@@ -341,6 +346,11 @@ class RunFolder:
     def read_summary(self) -> Summary:
         """``summary.json``."""
         return self._checked(formats.checked(self.read_json(self.summary), self.summary), Summary, self.summary)
+
+    def read_tries(self) -> dict[str, Any]:
+        """``tries/tries.json``."""
+        content: dict[str, Any] = self._checked(self.read_json(self.tries), Tries, self.tries).model_dump()
+        return content
 
     @property
     def is_private(self) -> bool:

@@ -74,6 +74,13 @@ Time = Annotated[str, AfterValidator(_check_time)]
 """A time in ISO 8601."""
 
 
+class Measured(Piece):
+    """The measure that a run was asked to report first; no value where its records define none."""
+
+    name: str
+    value: float | None
+
+
 class Summary(Piece):
     """``summary.json``: the results of a finished run; bytes are sums over all clients, except ``..._per_client``."""
 
@@ -85,6 +92,7 @@ class Summary(Piece):
     rounds: Count
     seed: int
     accuracy: Share | None
+    measure: Measured | None = None
     errors: dict[str, float | None] | None = None
     bytes_up: Count
     bytes_down: Count
@@ -98,6 +106,24 @@ class Summary(Piece):
     refused: tuple[Refusal, ...] = ()
     version: str | None = None
     finished: Time | None = None
+
+
+class Try(Piece):
+    """A try of ``--tune``: settings of the method, and the measure on validation records, or why there is none."""
+
+    settings: dict[str, int | float]
+    value: float | None
+    failure: str | None = None
+
+
+class Tries(Piece):
+    """``tries/tries.json``: the tries by which a run's settings were chosen."""
+
+    given: dict[str, Any]
+    measure: str
+    records: str
+    tries: Annotated[tuple[Try, ...], Field(min_length=1)]
+    chosen: dict[str, int | float]
 
 
 class Environment(Piece):
