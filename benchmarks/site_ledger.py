@@ -5,7 +5,8 @@
 
 Each figure is the fastest of some repetitions, in CPU seconds of this process, without waiting for the disk. "question"
 is what a question costs in all: open the journal as a new process does, write the lines asked and accepted, charge one
-release, write its outcome.
+release, write its outcome. The releases before it are a hundred a run, one each five minutes: 100,000 in a year. With
+``--gap 0`` all are of one moment, so that no run is old enough to be forgotten.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from fedstill.sites.site.checkpoint import Standing
 from fedstill.sites.site.site_journal import SiteJournal
 
 BUDGET, DELTA, RUN_LENGTH = 8.0, 1e-5, 100
-RECORDS = 5000
+RECORDS, YEAR = 5000, 365 * 86_400
 THEOREM = (
     "one record adds a loss of slope at most 1.414 to a 25-strongly convex objective and so moves its minimiser, the "
     "solver's residual included, by at most 0.05657, the sensitivity (Chaudhuri, Monteleoni, Sarwate 2011, lemma 7); "
@@ -96,6 +97,7 @@ class Writer:
         site_journal.create(state)
         self.state, self.key = state, (state / state_format.KEY).read_bytes()
         self.standing, self.end, self.lines = Standing(), ChainEnd(), list[bytes]()
+        self.clock = time.time()
 
     def write(self, line: dict[str, Any]) -> int:
         """Add a line, and return its number."""
@@ -110,7 +112,7 @@ class Writer:
         return number
 
     def _begin_file(self) -> None:
-        at = self.standing.checkpoint(time.time()).model_dump(mode="json")
+        at = self.standing.checkpoint(self.clock).model_dump(mode="json")
         self.close(f"journal-{self.end.count:09d}.jsonl")
         self.end = replace(self.end, size=0, begun=self.end.count)
         self.write({"time": now(), "what": "checkpoint", "at": at, "detail": ""})
@@ -122,16 +124,17 @@ class Writer:
         self.lines = []
 
 
-def build(state: Path, kind: str, number: int) -> None:
-    """Write the questions of years, without the check of the budget before each."""
-    writer = Writer(state)
+def build(state: Path, kind: str, number: int, gap: float) -> None:
+    """Write questions that came every ``gap`` seconds, the last one now, without a check of the budget before each."""
+    writer, end = Writer(state), time.time()
     for i in range(number):
+        writer.clock = end - (number - 1 - i) * gap
         line = {"time": now(), **facts_of(i), "simulated_noise": False, "detail": ""}
         own = records(kind, i)
         charge = {"charge": i + 1, "entry": release(kind, i).model_dump(mode="json"), "unit": "record", "epsilon": 0.01}
         more = {} if own is None else {"records": base64.b64encode(own).decode()}
         line["question"] = writer.write({"what": "asked", **line, "settings": "x" * 300})
-        writer.write({"what": "accepted", **line, "at": time.time()})
+        writer.write({"what": "accepted", **line, "at": writer.clock})
         writer.write({"what": "charged", **line, **charge, **more})
         sent = {"reply": f"{i:064x}", "reply_bytes": 10**4, "charges": [i + 1], "fields": {"head": "released"}}
         writer.write({"what": "answered", **line, **sent})
@@ -147,10 +150,10 @@ def seconds(function: Callable[[], object], times: int = 3) -> float:
     return round(min(each), 3)
 
 
-def measure(kind: str, number: int, *, verified: bool) -> dict[str, Any]:
+def measure(kind: str, number: int, gap: float, *, verified: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         state = Path(place) / "state"
-        build(state, kind, number)
+        build(state, kind, number, gap)
         counter = iter(range(number, 10**9))
         found = {
             "releases": number,
@@ -178,6 +181,7 @@ def main() -> None:
     parser.add_argument("--releases", type=int, nargs="*", default=[10, 10_000])
     parser.add_argument("--kinds", nargs="*", default=list(KINDS))
     parser.add_argument("--quick", action="store_true", help="10 and 2,000 releases of each kind")
+    parser.add_argument("--gap", type=float, default=YEAR / 100_000, help="seconds between two questions")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     numbers = [10, 2000] if options.quick else options.releases
@@ -185,7 +189,7 @@ def main() -> None:
     found: dict[str, Any] = {}
     for kind in options.kinds:
         for number in numbers:
-            found.setdefault(kind, []).append(measure(kind, number, verified=kind == options.kinds[0]))
+            found.setdefault(kind, []).append(measure(kind, number, options.gap, verified=kind == options.kinds[0]))
             print(kind, found[kind][-1], flush=True)
             if options.out:
                 facts = {"python": platform.python_version(), "processor": platform.machine(), "unit": "CPU seconds"}

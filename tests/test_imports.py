@@ -180,7 +180,6 @@ SHORT = {
     "ticks.py": "a public face, which methods and models of one's own import",
     "attacks/attack.py": "a public face, which attacks of one's own import",
     "sites/app.py": "the entry of flwr run, which wants plain assignments",
-    "engines/own_code.py": "what audits write and the engine below them reads",
     "report/markup.py": "the templates, which pages of reports, attacks and sites share",
 }
 """Files of fewer than 60 lines, with the reason; every other one is a part of some noun that has a room already."""

@@ -72,6 +72,13 @@ def test_no_record_moves_the_sums_further_than_the_sensitivity_and_one_exactly_a
     assert largest == pytest.approx(bound, rel=1e-12)
 
 
+@pytest.mark.parametrize("label", [3, -1, 10**12])
+def test_a_class_outside_of_the_list_shows_in_no_count(label: int) -> None:
+    x, y = records(50)
+    found = sums()((torch.cat([x, x[:1]]), torch.cat([y, torch.tensor([label])])), noise())
+    assert torch.equal(found.counts, sums()((x, y), noise()).counts)
+
+
 @pytest.mark.parametrize("adders", [1, 9])
 def test_the_noise_is_that_of_the_sum_divided_among_the_adders(adders: int) -> None:
     facts = {"columns": 300, "num_classes": 200}

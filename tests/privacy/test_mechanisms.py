@@ -68,6 +68,12 @@ def test_without_noise_nothing_is_guaranteed(name: str) -> None:
     assert "sensitivity" in mechanism.theorem
 
 
+@pytest.mark.parametrize("label", [5, -1, 10**12])
+def test_a_class_outside_of_the_list_shows_in_no_histogram(label: int) -> None:
+    mechanism, labels = Histogram(5, 0.0), rows()[1]
+    assert torch.equal(mechanism(torch.cat([labels, torch.tensor([label])]), quiet()), mechanism(labels, quiet()))
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_one_record_moves_a_release_by_at_most_the_sensitivity(data: st.DataObject) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 import fedstill
 from fedstill.privacy import accounting
-from fedstill.privacy.guarantee import derive, for_group, of_group
+from fedstill.privacy.accounting import gaussian_epsilon
+from fedstill.privacy.guarantee import beside, derive, for_group, of_group
 from fedstill.privacy.ledger import Charge
 from fedstill.privacy.releases import Gaussian
 from fedstill.report import guarantees, spending
@@ -117,6 +118,21 @@ def test_releases_on_samples_have_the_lemma() -> None:
     assert stated.group_delta > 3 * found.delta
     assert for_group(found, {0: [charge]}, "patient", 10_000).group_epsilon is None
     assert "none per patient" in guarantees.words(for_group(found, {0: [charge]}, "patient", 10_000))
+
+
+def test_noise_that_delta_alone_covers_is_noise_all_the_same() -> None:
+    charge = Charge(
+        exchange=0, step="s", index=0, mechanism="NoisySum", unit="record", theorem="",
+        event=Gaussian(noise_multiplier=1e6),
+    )  # fmt: skip
+    found = derive([], {0: [charge]}, 1e-5, simulated=False)
+    assert found.holds and found.epsilon == 0 and found.delta == 1e-5
+    stated = for_group(found, {0: [charge]}, "patient", 1000)
+    assert stated.group_epsilon == pytest.approx(gaussian_epsilon(1e3, 1e-5)) != 0
+    assert not beside(found, [], drawn=["--partition iid"]).holds
+    nothing = derive([], {0: []}, 1e-5, simulated=False)
+    assert beside(nothing, [], drawn=["--partition iid"]).holds
+    assert for_group(nothing, {0: []}, "patient", 1000).group_epsilon == 0
 
 
 def test_a_client_that_the_bound_leaves_without_records_is_named(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from report_pages import NONE, PRIVATE, Outline, add_parts, only_task, page, write_run
 from rich.console import Console
 
+from fedstill.privacy.guarantee import Guarantee
 from fedstill.report import export, figures, guarantees, html, markup, sections, tables
 from fedstill.report.groups import group
 from fedstill.report.page import write_report
@@ -321,6 +323,14 @@ def test_the_weakest_guarantee_of_the_seeds_is_shown(tmp_path: Path) -> None:
     assert guarantees.words(guarantees.weakest(run.guarantee for run in runs[:2])) == "eps 2.0 per label"
     assert guarantees.words(guarantees.weakest(run.guarantee for run in runs[:3])) == "none"
     assert guarantees.words(guarantees.weakest([runs[0].guarantee, runs[3].guarantee])) == "none"
+
+
+def test_what_stands_beside_epsilon_is_the_weakest_of_the_seeds() -> None:
+    one = Guarantee(True, "record", "a", 1.0, 1e-5, "b", "c", "d", False, unchecked="Mine", pairs=12, adders=3)
+    one = replace(one, alone_epsilon=2.0, group="patient", group_size=4, group_epsilon=3.0, group_delta=1e-5)
+    for other in ({"pairs": None}, {"alone_epsilon": None}, {"alone_epsilon": 5.0}, {"group_epsilon": None}):
+        weaker = replace(one, **other)
+        assert guarantees.weakest([one, weaker]) == guarantees.weakest([weaker, one]) == weaker
 
 
 def test_the_finding_names_the_best_the_smallest_exchange_and_doubt(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """What a reader must be told beside an epsilon stands wherever the number stands; a name makes no data public."""
 
 import json
+import shutil
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,13 @@ from PIL import Image
 
 import fedstill
 from fedstill import from_torch, methods
-from fedstill.data import sources
+from fedstill.cli import main
+from fedstill.data import published, sources
 from fedstill.data.places import Reading
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.task import share_out
 from fedstill.privacy import guarantee
-from fedstill.report import export, spending
+from fedstill.report import export, live_page, publish, spending
 from fedstill.report.record import RunRecord
 
 RNG = np.random.default_rng(0)
@@ -81,17 +84,61 @@ def test_published_data_are_known(real_data: Path, tmp_path: Path, monkeypatch: 
     assert not sources.load("mnist", Reading(size=14), cache_dir=tmp_path).known
 
 
+@pytest.mark.parametrize("change", ["train", "labels", "test", "in place"])
+def test_an_object_with_other_records_is_published_no_more(change: str) -> None:
+    digits = sources.load("digits")
+    assert sources.verified(digits).known and share_out(Experiment(clients=2), digits).known
+    train = digits.train
+    if change == "train":
+        data = replace(digits, train=replace(train, images=255 - train.images))
+    elif change == "labels":
+        data = replace(digits, train=replace(train, labels=9 - train.labels))
+    elif change == "test":
+        data = replace(digits, test=train[:7])
+    else:
+        data = digits
+        data.train.images.numpy()[3, 0, 0, 0] += 1
+    experiment = Experiment(partition="dirichlet:1", clients=2)
+    task = share_out(experiment, data)
+    assert not task.known and "--partition dirichlet:1" in task.drawn
+    assert not sources.load_raw(data).known  # as records of a backbone
+    assert sources.load("digits").known
+
+
+def test_a_folder_called_as_the_hubs_is_not_read_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ylecun" / "mnist").mkdir(parents=True)
+    table = pa.table({"image": [[float(i), 1.0] for i in range(20)], "label": [0, 1] * 10})
+    pq.write_table(table, tmp_path / "ylecun" / "mnist" / "train.parquet")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDSTILL_DATA", raising=False)
+    with pytest.raises(ValueError, match="would be read in place of the hub's 'ylecun/mnist'"):
+        sources.load("mnist", cache_dir=tmp_path / "cache")
+
+
+@pytest.mark.parametrize("place", ["mnist", "tiny_imagenet", "own"])
+def test_a_name_makes_no_list_of_classes_public(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i, name in enumerate(["flu", "none", "rare"]):
+        for split in ("train", "test"):
+            folder = tmp_path / place / split / name
+            folder.mkdir(parents=True)
+            for number in range(3):
+                Image.fromarray(IMAGES[9 * i + number]).save(folder / f"{number}.png")
+    monkeypatch.setenv("FEDSTILL_DATA", str(tmp_path))
+    assert "list of classes" in sources.load(place, cache_dir=tmp_path / "cache").measured
+    assert sources.load_raw(place, cache_dir=tmp_path / "cache").measured == ("list of classes",)
+
+
 def test_a_digest_of_content_knows_no_order_and_every_bit() -> None:
     from fedstill.data.decode import Split
 
     images = IMAGES[:, None]
     train, test = Split(images[:100], LABELS[:100]), Split(images[100:], LABELS[100:])
     order = np.random.default_rng(1).permutation(100)
-    known = sources.content(train, test)
-    assert sources.content(train.take(order), test) == known != sources.content(test, train)
+    known = published.content(train, test)
+    assert published.content(train.take(order), test) == known != published.content(test, train)
     changed = images.copy()
     changed[3, 0, 0, 0] ^= 1
-    assert sources.content(Split(changed[:100], LABELS[:100]), test) != known
+    assert published.content(Split(changed[:100], LABELS[:100]), test) != known
 
 
 # Sums ----------------------------------------------------------------------------------------------------------------
@@ -135,11 +182,36 @@ def test_the_sum_and_the_warning_stand_wherever_the_number_stands(runs: dict[str
     both = [runs["plain"], runs["size"]]
     fedstill.write_report(both, tmp_path / "report.html")
     export.write_tables(both, tmp_path, latex=True, markdown=True)
-    for name in ("report.html", "table.tex", "table.md", "table.json"):
+    for name in ("report.html", "table.tex", "table.md", "table.json", "table.csv", "runs.csv"):
         text = (tmp_path / name).read_text()
         assert "Whoever sees all 2 runs of these records" in text, name
         assert "are exact, and no guarantee covers" in text, name
     assert json.loads((tmp_path / "table.json").read_text())["remarks"] == export.told(both)
+
+
+def test_lists_of_runs_say_the_sum_too(
+    runs: dict[str, RunRecord], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = [runs["plain"], runs["size"]]
+    for record in both:
+        shutil.copytree(record.folder, tmp_path / record.folder.name)
+    said: live_page.Said = {}
+    state = live_page.document(tmp_path, {}, said)
+    assert state["remarks"] == spending.remarks(both) and [*said.values()] == [state["remarks"]]
+    assert live_page.document(tmp_path / "plain", {}, said)["remarks"] == spending.remarks(both[:1])
+    for words in (["runs", str(tmp_path)], ["runs", "compare", str(tmp_path)]):
+        main(words)
+        assert "Whoever sees all 2 runs of these records" in capsys.readouterr().out
+        main([*words, "--json"])
+        assert "Whoever sees all 2 runs" in " ".join(json.loads(capsys.readouterr().out)["remarks"])
+    main(["privacy", str(tmp_path / "plain")])
+    assert "are exact, and no guarantee covers" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_card_says_what_its_number_leaves_open(runs: dict[str, RunRecord]) -> None:
+    card = "\n".join(publish._privacy(runs["plain"]))
+    assert "whoever sees more made of the same records" in card and "do not hand on" not in card
+    assert "whoever sees more" not in "\n".join(publish._privacy(runs["simulated"]))
 
 
 def test_every_private_method_says_its_unit() -> None:

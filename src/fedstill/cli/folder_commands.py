@@ -3,11 +3,12 @@
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedstill.cli.command import FORM, Command
-from fedstill.cli.output import Bad, print_json, print_wide, table
+from fedstill.cli.output import Bad, print_json, print_sentences, print_wide, table
 
 if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
     from fedstill.cli.flags import Format, Judged, Listing, Published, Removal, Watching
@@ -46,7 +47,7 @@ def _runs_of(places: Sequence[str]) -> list[Path]:
 
 def compare(words: list[str], form: "Format") -> None:
     """``fedstill runs compare``."""
-    from fedstill.report import groups, guarantees
+    from fedstill.report import groups, guarantees, spending
     from fedstill.report.record import accuracy_words, find_runs, human_bytes, read_run
 
     folders = list(dict.fromkeys(run for word in words for run in find_runs(Path(word), unfinished=True)))
@@ -82,7 +83,7 @@ def compare(words: list[str], form: "Format") -> None:
             }
             for record, own in zip(records, all_settings, strict=True)
         ]
-        print_json({"runs": runs})
+        print_json({"runs": runs, "remarks": spending.remarks(records)})
         return
     settings = [[key, *(groups.value_words(own.get(key)) for own in all_settings)] for key in differing]
     shown = table(["", *map(str, folders)], settings, whole=("",))
@@ -90,6 +91,7 @@ def compare(words: list[str], form: "Format") -> None:
     for key in results[0]:
         shown.add_row(key, *(result[key] for result in results))
     print_wide(shown)
+    print_sentences(spending.remarks(records))
 
 
 def list_runs(words: list[str], chosen: "Listing") -> None:
@@ -101,7 +103,8 @@ def list_runs(words: list[str], chosen: "Listing") -> None:
     folder, tag = Path(words[0] if words else "runs"), chosen.tag
     entries = [entry for entry in map(listing.entry, runs_below(folder)) if tag is None or tag in entry.tags]
     if chosen.json_:
-        print_json({"folder": str(folder), "runs": [_as_json(entry) for entry in entries]})
+        runs = [_as_json(entry) for entry in entries]
+        print_json({"folder": str(folder), "runs": runs, "remarks": _sums(entries)})
         return
     if not entries:
         print(f"{folder} has no run" + (f" with the tag {tag}" if tag else ""))
@@ -122,6 +125,22 @@ def list_runs(words: list[str], chosen: "Listing") -> None:
     ]
     least = min(max(map(len, names)), _FOLDER)
     print_wide(table(heads, rows, whole=("acc. %", "state", "when"), least=least))
+    print_sentences(_sums(entries))
+
+
+def _sums(entries: "Sequence[Listed]") -> list[str]:
+    """The sums of the epsilons of runs on the same records, of which a list shows each."""
+    real = [one.folder for one in entries if one.guarantee and one.guarantee.holds and not one.guarantee.simulated]
+    if len(real) < 2:
+        return []
+    from fedstill.report import spending
+    from fedstill.report.record import read_run
+
+    records = []
+    for folder in real:
+        with suppress(ValueError):  # a damaged one is in the list all the same
+            records.append(read_run(folder))
+    return spending.sums(records)
 
 
 def _as_json(entry: "Listed") -> dict[str, object]:

@@ -4,7 +4,7 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedstill.base.errors import FedstillError
@@ -91,6 +91,12 @@ def print_wide(table: "RenderableType") -> None:
     if not console.is_terminal:
         console.width = _WIDE
     console.print(table)
+
+
+def print_sentences(sentences: Iterable[str]) -> None:
+    """Print sentences below a table, each whole."""
+    for sentence in sentences:
+        terminal().print(sentence, soft_wrap=True, markup=False, highlight=False)
 
 
 def asks_help(words: Sequence[str]) -> bool:

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedstill import methods
 from fedstill.cli.command import Command, Part, read, sections_of
-from fedstill.cli.output import Bad, asks_help, line_of, print_json, print_wide, table, terminal, usage
+from fedstill.cli.output import Bad, asks_help, line_of, print_json, print_sentences, print_wide, table, terminal, usage
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from fedstill.cli.flags import CompareFlags, OneRunOutput, ReportOutput, RunOutput
     from fedstill.experiment.estimate import Estimate, Request
     from fedstill.experiment.job import Job
@@ -220,7 +218,7 @@ def _in_folder(
 
 def make_and_show(job: "Job", output: "RunOutput", *, nobody: bool = False) -> None:
     """Run ``job``, write its report and print its results; ``nobody`` as for `fedstill.library.finish`."""
-    from fedstill.report import tables
+    from fedstill.report import spending, tables
     from fedstill.report.export import told
     from fedstill.report.page import write_report
     from fedstill.runs.folder import RunFolder
@@ -232,15 +230,8 @@ def make_and_show(job: "Job", output: "RunOutput", *, nobody: bool = False) -> N
         return
     console = terminal()
     print_wide(tables.terminal([record]))
-    _print_remarks(console, [record])
+    print_sentences(spending.remarks([record]))
     console.print(f"report: {page}", soft_wrap=True, markup=False)
-
-
-def _print_remarks(console: "Console", records: "Sequence[RunRecord]") -> None:
-    from fedstill.report import spending
-
-    for sentence in spending.remarks(records):
-        console.print(sentence, soft_wrap=True, markup=False, highlight=False)
 
 
 def _finish(job: "Job", output: "RunOutput", *, nobody: bool = False) -> "RunRecord":
@@ -323,7 +314,7 @@ def _show_runs(
 ) -> None:
     """Write the page and the tables of these runs, and print the table; a comparison's have their usual form."""
     from fedstill.cli.flags import ReportOutput
-    from fedstill.report import export, pareto, tables
+    from fedstill.report import export, pareto, spending, tables
     from fedstill.report.page import write_page
 
     form = output if isinstance(output, ReportOutput) else ReportOutput()
@@ -333,7 +324,7 @@ def _show_runs(
         raise Bad("--pareto needs two finished runs of different methods or settings on one task; name more folders")
     write_page(records, page, command=command, fronts=fronts)
     written = export.write_tables(records, out, latex=form.latex, markdown=form.markdown)
-    written += export.write_fronts(fronts, out)
+    written += export.write_fronts(fronts, out, export.told(records))
     drawn: Sequence[Path] = ()
     if form.figures:
         from fedstill.report import printed
@@ -353,7 +344,7 @@ def _show_runs(
         return
     console = terminal()
     print_wide(pareto.terminal(fronts) if fronts else tables.terminal(records))
-    _print_remarks(console, records)
+    print_sentences(spending.remarks(records))
     for file in written:
         console.print(f"table: {file}", soft_wrap=True, markup=False)
     if drawn:

@@ -17,7 +17,7 @@ class Known:
         test: split on the hub that is the test set.
         normalisation: per-channel mean and standard deviation; None computes them from the train split.
         class_names: class names, for files that have none.
-        content: `fedstill.data.sources.content` of the published records, by which a copy in a folder is known to be
+        content: `fedstill.data.published.content` of the published records, by which a copy in a folder is known to be
             these; empty if nobody computed it, so that copies count as somebody's own data.
     """
 
@@ -47,7 +47,7 @@ KNOWN: dict[str, Known] = {
         hub="ylecun/mnist",
         normalisation=Normalisation((0.1307,), (0.3081,)),
         class_names=_TEN_DIGITS,
-        content="a433fa290aff9bb513ab0b30abd42d92fc9b8f429fafaf5f5c75afabec5fd46d",
+        content="be2fb4cf6eb8c44ea65dfaa2a70a88fea90e934a4c3b18bba7aacc63bfb3c109",
     ),
     "fashion_mnist": Known(
         hub="zalando-datasets/fashion_mnist",
@@ -56,7 +56,7 @@ KNOWN: dict[str, Known] = {
             "T-shirt / top", "Trouser", "Pullover", "Dress", "Coat",
             "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
         ),
-        content="d062b818dfabe7e3d1073397cc191e70a4dd6fa0c5d554f88864f464656719c2",
+        content="f5df4d1fa8e994f51f93627875336f4d71ae8854ddf96d3732359e793ae7b035",
     ),
     "cifar10": Known(
         hub="uoft-cs/cifar10",
@@ -65,7 +65,7 @@ KNOWN: dict[str, Known] = {
         class_names=(
             "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
         ),
-        content="899017f62287efb911aafb6bf72a0ae4bc222ecf91b59186b9431fe34eae20d1",
+        content="477af87be407ab59f8d1afbf86b24500a1906fe643ba2e49e9c47961fb8dfd1e",
     ),
     "cifar100": Known(
         hub="uoft-cs/cifar100",

@@ -189,6 +189,12 @@ def read_hub(hub: str, known: Known | None, name: str, fit: Fit | None = None, l
         + ("" if "FEDSTILL_DATA" in os.environ else " (set FEDSTILL_DATA to a folder of data sets)")
     )
 
+    if Path(hub).exists():
+        raise ValueError(
+            f"{str(Path(hub).resolve())!r} would be read in place of the hub's {hub!r}; start elsewhere, or name that "
+            f"folder itself: './{hub}'"
+        )
+
     def load() -> "datasets.DatasetDict":
         import datasets  # imported here because it takes 0.7 s
 

@@ -1,6 +1,5 @@
 """Loading of data sets: known names, folders, NumPy files and the Hugging Face hub, through a cache of decoded data."""
 
-import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -23,9 +22,8 @@ from fedstill.data.decode import Split
 from fedstill.data.names import Known
 from fedstill.data.partition import group_split, local_test_split
 from fedstill.data.places import AS_IT_IS, Reading, Source, find
+from fedstill.data.published import CLASSES, FOUND, content, is_published, is_same, measured_classes
 
-FOUND = "classes_found"
-"""The note whether the classes' names are those that occur among the records."""
 HELD_OUT = "held_out"
 """The note whether the test records were drawn from the train records."""
 
@@ -76,7 +74,7 @@ def complete(
         arrays=arrays_of(train, test) | arrays,
         facts={"class_names": list(class_names), **scaled, "columns": list(train.columns)},
         notes={
-            FOUND: train.is_text and known is None,
+            FOUND: train.is_text,
             HELD_OUT: held_out,
             "features": list(train.features),
             "test_columns": shared,
@@ -89,15 +87,6 @@ def complete(
             "remarks": _remarks(train, test, class_names, group, copies),
         },
     )
-
-
-def content(train: Split, test: Split) -> str:
-    """A digest of records and labels of both splits, whatever their order and their other columns."""
-    total = 0
-    for what, split in _both(train, test):
-        for record, label in zip(split.images, split.labels, strict=True):
-            total += int.from_bytes(hashlib.sha256(what.encode() + record.tobytes() + str(label).encode()).digest())
-    return f"{total % 2**256:064x}"
 
 
 _UNIT = re.compile(
@@ -264,10 +253,6 @@ def arrays_of(train: Split, test: Split) -> dict[str, np.ndarray]:
     return arrays
 
 
-CLASSES = "list of classes", "number of classes"
-"""Facts about classes among `DataSet.measured`."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class DataSet:
     """A classification task: records to deal to clients, and records to test on.
@@ -366,13 +351,28 @@ def load(name_or_path: str, reading: Reading = AS_IT_IS, cache_dir: Path | None 
     source, entry, fingerprint = _cached(name_or_path, reading, cache_dir)
     if "mean" not in entry.facts:
         raise ValueError(f"the records of {name_or_path!r} are texts; turn them into vectors with --features")
-    return replace(data_set(entry, fingerprint, source.name, source.known), known=_is_published(source, entry))
+    found = data_set(entry, fingerprint, source.name, source.known, published=is_published(source, entry))
+    if found.known:
+        _PLACES[fingerprint] = name_or_path, reading, cache_dir
+    return found
 
 
-def _is_published(source: Source, entry: cache.CacheEntry) -> bool:
-    """Whether the records are those published under a known name: from their place, or a copy with their content."""
-    stated = source.known.content if source.known is not None else ""
-    return source.published or bool(stated and entry.notes.get("content") == stated and source.reading.size is None)
+_PLACES: dict[str, tuple[str, Reading, Path | None]] = {}
+"""From where this process loaded published records, by their fingerprint."""
+
+
+def verified(data: DataSet) -> DataSet:
+    """``data``, which are `DataSet.known` only if they still have the records and labels that `load` gave them.
+
+    A data set is an object that anybody may change: `dataclasses.replace` keeps ``known`` beside other records.
+    """
+    if not data.known:
+        return data
+    place = _PLACES.get(data.fingerprint)
+    if place is None:
+        return replace(data, known=False)
+    first = load(*place)
+    return replace(data, known=is_same(data.train, first.train) and is_same(data.test, first.test))
 
 
 def fingerprint(name_or_path: str, reading: Reading = AS_IT_IS) -> str:
@@ -405,7 +405,9 @@ def _cached(name_or_path: str, reading: Reading, cache_dir: Path | None) -> tupl
     return source, *cache.cached(folder, source.state, made)
 
 
-def data_set(entry: cache.CacheEntry, fingerprint: str, name: str, known: Known | None = None) -> DataSet:
+def data_set(
+    entry: cache.CacheEntry, fingerprint: str, name: str, known: Known | None = None, *, published: bool = False
+) -> DataSet:
     """The data set of a cache entry of images or vectors (`fedstill.data.sources.complete`)."""
     class_names = tuple(entry.facts["class_names"])
     normalisation = Normalisation(tuple(entry.facts["mean"]), tuple(entry.facts["std"]))
@@ -428,7 +430,8 @@ def data_set(entry: cache.CacheEntry, fingerprint: str, name: str, known: Known 
         class_names=class_names,
         columns=columns,
         fingerprint=fingerprint,
-        measured=scale + _measured_classes(class_names, known, found=bool(entry.notes.get(FOUND))),
+        measured=scale + measured_classes(class_names, known, published=published, found=bool(entry.notes.get(FOUND))),
+        known=published,
         constant=str(entry.facts.get("constant", "")),
         features=tuple(entry.notes.get("features", ())),
         held_out=bool(entry.notes.get(HELD_OUT)),
@@ -446,15 +449,6 @@ def _also(entry: cache.CacheEntry) -> dict[str, Any]:
         "origin": tuple(entry.notes.get("origin", ())),
         "remarks": tuple(entry.notes.get("remarks", ())),
     }
-
-
-def _measured_classes(names: tuple[str, ...], known: Known | None, *, found: bool) -> tuple[str, ...]:
-    """Words on what the labels tell of the classes: names that are ``found``, or numbers up to the largest label."""
-    if known is not None:
-        return ()
-    if found:
-        return CLASSES[:1]
-    return CLASSES[1:] if names == tuple(map(str, range(len(names)))) else ()
 
 
 class SiteRecords(NamedTuple):
@@ -553,7 +547,7 @@ def load_raw(data: "str | DataSet", reading: Reading = AS_IT_IS, *, cache_dir: P
     if isinstance(data, DataSet):
         train, test = ((records.images, records.labels) for records in (data.train, data.test))
         counted = tuple(fact for fact in data.measured if fact in CLASSES)
-        facts = data.known, data.group, data.copies, data.origin, data.remarks
+        facts = verified(data).known, data.group, data.copies, data.origin, data.remarks
         own = data.class_names, data.columns, data.fingerprint, counted, data.held_out
         return Raw(data.name, train, test, *own, data.features, *facts, data.test_columns)
     source, entry, fingerprint = _cached(data, reading, cache_dir)
@@ -576,7 +570,8 @@ def _raw(source: Source, entry: cache.CacheEntry, fingerprint: str) -> Raw:
 
     columns = {column: entry.arrays[f"column-{i}"] for i, column in enumerate(entry.facts.get("columns", ()))}
     names = tuple(entry.facts["class_names"])
-    measured = _measured_classes(names, source.known, found=bool(entry.notes.get(FOUND)))
+    published = is_published(source, entry)
+    measured = measured_classes(names, source.known, published=published, found=bool(entry.notes.get(FOUND)))
     return Raw(
         source.name,
         split("train"),
@@ -587,7 +582,7 @@ def _raw(source: Source, entry: cache.CacheEntry, fingerprint: str) -> Raw:
         measured,
         bool(entry.notes.get(HELD_OUT)),
         tuple(entry.notes.get("features", ())),
-        known=_is_published(source, entry),
+        known=published,
         **_also(entry),
     )
 

@@ -10,7 +10,8 @@ import json
 import fedstill
 from fedstill.base import files, lookup
 from fedstill.data import cache
-from fedstill.models.build import own_builder
+from fedstill.engines.run_spec import RunSpec
+from fedstill.models.build import is_own, own_builder
 from fedstill.protocol import Method
 
 
@@ -22,6 +23,22 @@ def keep_pass(method: Method, model: str, pairs: int) -> bool:
     place.parent.mkdir(parents=True, exist_ok=True)
     files.write_json(place, {"method": type(method).__qualname__, "model": model, "pairs": pairs})
     return True
+
+
+def named(spec: RunSpec) -> list[str]:
+    """The method and the models of a run that are the user's own, as their words stand in a guarantee."""
+    kind = type(spec.method)
+    own = [kind.__qualname__] if lookup.is_own(kind) else []
+    return own + [name.rpartition("/")[2] for name in _models(spec) if is_own(name)]
+
+
+def pairs_of(spec: RunSpec) -> int | None:
+    """Number of pairs that a check of the run's method has compared with each of its models; None without one."""
+    return min(pairs_passed(spec.method, name) or 0 for name in _models(spec)) or None
+
+
+def _models(spec: RunSpec) -> list[str]:
+    return list(dict.fromkeys(spec.models or (spec.model,)))
 
 
 def pairs_passed(method: Method, model: str) -> int | None:
@@ -37,11 +54,10 @@ def pairs_passed(method: Method, model: str) -> int | None:
 
 def _key(method: Method, model: str) -> str | None:
     """SHA-256 of the code, also that of a model of one's own, and the settings; None for code that is in no file."""
-    code = lookup.source_digests(type(method))
-    if not code:
-        return None
-    builder = own_builder(model)
+    code, builder = lookup.source_digests(type(method)), own_builder(model)
     network = {} if builder is None else lookup.source_digests(builder)
+    if not code and lookup.is_own(type(method)) or not network and builder is not None or not (code or network):
+        return None
     settings = method.model_dump(mode="json")
     content = [type(method).__qualname__, code, settings, model, network, fedstill.__version__]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

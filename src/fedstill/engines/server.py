@@ -76,7 +76,7 @@ def largest_epsilon(fed: Federation, releases: Releases, unit: Unit) -> float | 
 
 
 def guarantee_of(steps: Iterable[Step[Any]], releases: Releases, spec: RunSpec) -> guarantee.Guarantee:
-    """The guarantee for every reply to ``steps``; of a method outside of fedstill it rests on that method's word."""
+    """The guarantee for every reply to ``steps``; with code outside of fedstill it rests on the word of that code."""
     unprotected = [
         f"field '{f.name}' of step '{s.name}'" for s in steps for f in s.reply.schema if f.protection == "unprotected"
     ]
@@ -89,10 +89,10 @@ def guarantee_of(steps: Iterable[Step[Any]], releases: Releases, spec: RunSpec) 
                 f"{sums.least} clients who work together, and whoever sees what they make of the totals"
             ),
         )
-    kind = type(spec.method)
-    if not (found.holds and lookup.is_own(kind)):
-        return found
-    return replace(found, unchecked=kind.__qualname__, pairs=own_code.pairs_passed(spec.method, spec.model))
+    names = own_code.named(spec)
+    if not (found.holds and names) or (found.unit == "client" and not lookup.is_own(type(spec.method))):
+        return found  # a client's whole update is clipped, whatever a network made of its records
+    return replace(found, unchecked=" with ".join(names), pairs=own_code.pairs_of(spec))
 
 
 EPOCHS = "epochs"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedstill.base import seeds
 from fedstill.base.lookup import nfc
 from fedstill.base.records import Normalisation, Records, check, twins
-from fedstill.data import features, partition, places, public, sources, vectors
+from fedstill.data import features, partition, places, public, published, sources, vectors
 from fedstill.data.image_folder import FOLDER
 from fedstill.experiment.config import Experiment
 
@@ -58,11 +58,11 @@ def with_stated(experiment: Experiment, data: sources.DataSet) -> sources.DataSe
         normalisation = data.train.normalisation
     names, count, places = data.class_names, experiment.num_classes, None
     if schema is not None and schema.range is not None:
-        measured -= {*sources.CLASSES}
+        measured -= {*published.CLASSES}
     elif stated := experiment.class_names or (schema.classes if schema else ()):
         names, places = _classes_of(experiment, stated, data)
-        measured -= {*sources.CLASSES}
-    elif count is not None and sources.CLASSES[0] in measured:
+        measured -= {*published.CLASSES}
+    elif count is not None and published.CLASSES[0] in measured:
         raise ValueError(f"--num-classes is {count}, but the classes are names; give all with --class-names")
     elif count is not None:
         if count < len(names):
@@ -96,7 +96,7 @@ def _classes_of(
         raise ValueError(f"--num-classes is {experiment.num_classes}, but --class-names has {len(names)}; leave it out")
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(f"--class-names has {twice!r} twice; name each class once")
-    if sources.CLASSES[1] in data.measured:  # labels are numbers
+    if published.CLASSES[1] in data.measured:  # labels are numbers
         if len(names) < len(data.class_names):
             most = len(data.class_names)
             raise ValueError(f"--class-names has {len(names)} names, but the labels go up to {most - 1}; give {most}")
@@ -338,7 +338,9 @@ def _loaded(
             raise ValueError(f"{size}; load them with this size")
         check_given(data)
     backbone = None
-    if experiment.features is not None:
+    if experiment.features is None:
+        data = None if data is None else sources.verified(data)
+    else:
         data, found = features.load(
             data or experiment.data,
             experiment.features,

@@ -111,7 +111,8 @@ class ColumnSums(IntegerSum[tuple[Float[Tensor, "n d"], Int64[Tensor, " n"]], Co
             whole = (some.to(torch.float64).nan_to_num(0.0).clamp(-1, 1) * self.steps).round().to(torch.int64)
             exact[0] += whole.sum(0)
             exact[1] += ((4 * whole * whole + self.steps) // (2 * self.steps) - self.steps).sum(0)
-        counts = torch.bincount(labels, minlength=self.num_classes) * self.steps
+        listed = labels[(labels >= 0) & (labels < self.num_classes)]  # others would show in the length
+        counts = torch.bincount(listed, minlength=self.num_classes) * self.steps
         return ColumnTotals(
             self.integers(exact[0], of_values, noise),
             self.integers(exact[1], of_squares, noise),

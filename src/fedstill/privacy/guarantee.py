@@ -47,8 +47,8 @@ class Guarantee:
         simulated: whether the noise came from the run's seed; whoever knows the seed can remove such noise.
         exposed: number of the clients' records that the public or the test records hold too, which nothing protects;
             None where nobody counted them: in a run without a guarantee, or of real sites.
-        unchecked: a method outside of fedstill on whose word the guarantee rests: that each row which it releases
-            depends on its own record only. None for fedstill's own, which tests compare on neighbouring data.
+        unchecked: a method, or models, outside of fedstill on whose word the guarantee rests: that each row which they
+            make depends on its own record only. None for fedstill's own, which tests compare on neighbouring data.
         pairs: number of pairs of neighbouring data sets on which a check of that method (``fedstill check``) has found
             nothing; None without a check of this code with these settings.
         group: the column whose values, such as patients, have ``group_size`` records at most, a public bound
@@ -81,6 +81,11 @@ class Guarantee:
     alone_epsilon: float | None = None
 
 
+def is_spent(found: Guarantee) -> bool:
+    """Whether the guarantee is that of releases; its epsilon may be 0 where delta alone covers their noise."""
+    return bool(found.epsilon or found.delta)
+
+
 def no_guarantee(reason: str, *, simulated: bool) -> Guarantee:
     """A `Guarantee` that does not hold, and the reason."""
     return Guarantee(False, None, None, None, None, None, None, reason, simulated)
@@ -109,9 +114,9 @@ def for_group(found: Guarantee, spent: Mapping[int, Sequence[Charge]], column: s
     if not found.holds or found.epsilon is None or found.unit not in ("record", "label"):
         return found
     stated = replace(found, group=column, group_size=size)
-    if found.epsilon == 0:
-        return replace(stated, group_epsilon=0.0, group_delta=found.delta)
     entries = [entry for each in spent.values() for entry in each]
+    if not entries:
+        return replace(stated, group_epsilon=0.0, group_delta=0.0)
     if all(_is_on_all(entry.event) and not entry.adaptive and entry.part is None for entry in entries):
         delta = found.delta or 0.0
         each = [[accounting.of_records(entry.event, size) for entry in some] for some in spent.values() if some]
@@ -173,7 +178,7 @@ def beside(
             f"file show it; {remedy(measured)}",
             simulated=found.simulated,
         )
-    if not found.simulated and found.epsilon and (drawn := moving(drawn, found.unit)):
+    if not found.simulated and is_spent(found) and (drawn := moving(drawn, found.unit)):
         return no_guarantee(
             f"the {' and the '.join(drawn)} drew from all records which client has which, so one record more or less "
             f"moves others from client to client; {APART}",

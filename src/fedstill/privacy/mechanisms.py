@@ -245,7 +245,10 @@ class ClippedUpdate(GaussianMechanism[Float[Tensor, " d"], Float64[Tensor, " d"]
 
 @dataclass(frozen=True)
 class Histogram(GaussianMechanism[Int64[Tensor, " n"], Float64[Tensor, " classes"]]):
-    """The number of records of each class, with Gaussian noise."""
+    """The number of records of each class, with Gaussian noise; a class that is not in the list counts nowhere.
+
+    Otherwise such a record would show without noise: in the length of the release, or in its failure.
+    """
 
     theorems = ("one record changes one count by 1, the sensitivity; Gaussian mechanism (Balle, Wang 2018, theorem 8)",)
 
@@ -262,7 +265,8 @@ class Histogram(GaussianMechanism[Int64[Tensor, " n"], Float64[Tensor, " classes
 
     def __call__(self, rows: Int64[Tensor, " n"], noise: Noise) -> Float64[Tensor, " classes"]:
         """Counts ``(num_classes,)`` of classes ``(n,)``; noise may make them fractional or negative."""
-        return self.noised(torch.bincount(rows, minlength=self.num_classes).to(torch.float64), noise)
+        within = rows[(rows >= 0) & (rows < self.num_classes)]
+        return self.noised(torch.bincount(within, minlength=self.num_classes).to(torch.float64), noise)
 
 
 UNKNOWN = "UnknownMechanism"

@@ -101,10 +101,10 @@ def write_tables(records: Sequence[RunRecord], out: Path, *, latex: bool = False
         latex: whether to write ``table.tex``.
         markdown: whether to write ``table.md``.
     """
-    rows = tables.rows(records)
-    files.write_json(out / "table.json", {"rows": rows, "remarks": told(records)})
-    files.write_bytes(out / "table.csv", table_csv(rows).encode())
-    files.write_bytes(out / "runs.csv", csv_text(runs(records)).encode())
+    rows, said = tables.rows(records), told(records)
+    files.write_json(out / "table.json", {"rows": rows, "remarks": said})
+    files.write_bytes(out / "table.csv", table_csv(rows, said).encode())
+    files.write_bytes(out / "runs.csv", csv_text([{**run, "remarks": said} for run in runs(records)]).encode())
     asked = [(out / "table.tex", latex_text)] if latex else []
     asked += [(out / "table.md", markdown_text)] if markdown else []
     for file, text in asked:
@@ -117,17 +117,31 @@ def told(records: Sequence[RunRecord]) -> list[str]:
     return [*(sentence for task in group(records) for sentence in tables.remarks(task)), *spending.remarks(records)]
 
 
-def table_csv(rows: Iterable[Mapping[str, Any]]) -> str:
-    """The rows of `tables.rows` as CSV, with the guarantee in words."""
-    cells = [{**row, "guarantee": row["guarantee"] and guarantees.words(Guarantee(**row["guarantee"]))} for row in rows]
+def table_csv(rows: Iterable[Mapping[str, Any]], said: Sequence[str] = ()) -> str:
+    """The rows of `tables.rows` as CSV, with the guarantee in words, and what is ``said`` of all in each row."""
+    cells = [
+        {
+            **row,
+            "guarantee": row["guarantee"] and guarantees.words(Guarantee(**row["guarantee"])),
+            "remarks": said,
+        }
+        for row in rows
+    ]
     return csv_text(cells)
 
 
-def write_fronts(pictures: Sequence[pareto.Picture], out: Path) -> list[Path]:
-    """Write ``pareto.csv``, ``pareto.md`` and a figure for each picture and cost to ``out``, and return the paths."""
+def write_fronts(pictures: Sequence[pareto.Picture], out: Path, said: Sequence[str] = ()) -> list[Path]:
+    """Write ``pareto.csv``, ``pareto.md`` and a figure for each picture and cost to ``out``, and return the paths.
+
+    What is ``said`` of the runs (`told`) stands in each row and below the tables.
+    """
     if not pictures:
         return []
-    texts = {"pareto.csv": csv_text(pareto.lines(pictures)), "pareto.md": "\n".join(map(_front, pictures))}
+    below = f"\n{_markdown(' '.join(said))}\n" if said else ""
+    texts = {
+        "pareto.csv": csv_text([{**line, "remarks": said} for line in pareto.lines(pictures)]),
+        "pareto.md": "\n".join(map(_front, pictures)) + below,
+    }
     for i, picture in enumerate(pictures):
         number = f"-{i + 1}" if len(pictures) > 1 else ""
         texts |= {f"pareto-{cost}{number}.svg": text for cost, text in pareto.cost_figures(picture).items()}

@@ -1,7 +1,7 @@
 """Privacy guarantees in words, for tables and pages."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
@@ -10,10 +10,28 @@ from fedstill.privacy.guarantee import Guarantee
 
 
 def weakest(of_runs: Iterable[Guarantee]) -> Guarantee:
-    """The weakest guarantee of several runs: none if one run has none, else that with the largest epsilon."""
+    """The weakest guarantee of several runs: none if one run has none, else that with the largest epsilon.
+
+    What stands beside epsilon is that of the run for which it is weakest, too.
+    """
     found = [*of_runs]
     worst = max(found, key=lambda g: (not is_finite(g), g.epsilon or 0.0, g.delta or 0.0))
-    return replace(worst, exposed=max(g.exposed or 0 for g in found) or worst.exposed)
+    worst = replace(worst, exposed=max(g.exposed or 0 for g in found) or worst.exposed)
+    if not is_finite(worst):
+        return worst
+    return replace(
+        worst,
+        pairs=min((g.pairs or 0 for g in found), default=0) or None,
+        alone_epsilon=_largest([g.alone_epsilon for g in found if g.adders]),
+        group_epsilon=_largest([g.group_epsilon for g in found if g.group]),
+        group_delta=_largest([g.group_delta for g in found if g.group]),
+    )
+
+
+def _largest(values: Sequence[float | None]) -> float | None:
+    """The largest number; None where there is none, or one is None, which promises nothing."""
+    known = [value for value in values if value is not None]
+    return max(known) if len(known) == len(values) and known else None
 
 
 def is_finite(guarantee: Guarantee) -> bool:
@@ -33,11 +51,22 @@ def words(guarantee: Guarantee) -> str:
     text = f"eps {round_up(guarantee.epsilon)}"
     text += f", delta {round_up(guarantee.delta)}" if guarantee.delta else ""
     text += f" per {guarantee.unit}" if guarantee.unit else ""
-    text += _alone(guarantee) if guarantee.adders else ""
-    text += _of_group(guarantee) if guarantee.group else ""
+    return text + _others(guarantee) + exposed_words(guarantee.exposed) + _trusted(guarantee)
+
+
+def conditions(guarantee: Guarantee) -> str:
+    """What stands after an epsilon in `words`, but for the exposed records: on whom and on what it rests."""
+    return _others(guarantee) + _trusted(guarantee)
+
+
+def _others(guarantee: Guarantee) -> str:
+    found = _alone(guarantee) if guarantee.adders else ""
+    return found + (_of_group(guarantee) if guarantee.group else "")
+
+
+def _trusted(guarantee: Guarantee) -> str:
     checked = f"checked on {guarantee.pairs} pairs" if guarantee.pairs else "unchecked"
-    trusted = f", if {guarantee.unchecked} keeps records apart ({checked})" if guarantee.unchecked else ""
-    return text + exposed_words(guarantee.exposed) + trusted
+    return f", if {guarantee.unchecked} keeps records apart ({checked})" if guarantee.unchecked else ""
 
 
 def _alone(guarantee: Guarantee) -> str:
@@ -130,7 +159,7 @@ def explained(guarantee: Guarantee, *, sent: bool) -> tuple[str, ...]:
         )
         if guarantee.adders
         else "",
-        f"It supposes that each row which {guarantee.unchecked} releases depends on its own record only; "
+        f"It supposes that each row which {guarantee.unchecked} makes depends on its own record only; "
         + (
             f"fedstill check found no other on {guarantee.pairs} pairs of data sets, which is no proof"
             if guarantee.pairs

@@ -11,11 +11,11 @@ from typing import Any
 from typing_extensions import override
 
 from fedstill.base import files
-from fedstill.report import guarantees
+from fedstill.report import guarantees, spending
 from fedstill.report.markup import asset
-from fedstill.report.record import human_bytes
+from fedstill.report.record import human_bytes, read_run
 from fedstill.runs import listing
-from fedstill.runs.folder import runs_below
+from fedstill.runs.folder import RunFolder, runs_below
 from fedstill.runs.live import Counted, Live, Spent, live
 
 POLICY = (
@@ -69,20 +69,46 @@ class States:
         self._place = place
         self._lock = threading.Lock()
         self._known: dict[Path, Counted] = {}
+        self._said: Said = {}
 
     def read(self) -> dict[str, Any]:
         """The folder and its runs now, as JSON."""
         with self._lock:
-            return document(self._place, self._known)
+            return document(self._place, self._known, self._said)
 
 
-def document(place: Path, known: dict[Path, Counted]) -> dict[str, Any]:
-    """The folder ``place`` and the `states` of its runs, as JSON.
+Said = dict[tuple[tuple[Path, int], ...], list[str]]
+"""What there was to say of finished runs, by their summaries' paths and times; of the last ones alone."""
+
+
+def document(place: Path, known: dict[Path, Counted], said: Said | None = None) -> dict[str, Any]:
+    """The folder ``place``, the `states` of its runs, and ``remarks`` on the finished ones, as JSON.
+
+    Args:
+        place: a run, or a folder with runs below.
+        known: as for `fedstill.runs.live.live`.
+        said: what an earlier call said; it is changed in place.
 
     Raises:
         ValueError: there is no run.
     """
-    return {"folder": str(place), "runs": states(place, known)}
+    runs = _runs(place)
+    found = [_state(run, place, known) for run in runs]
+    finished = [run for run, state in zip(runs, found, strict=True) if state["state"] == "finished"]
+    return {"folder": str(place), "runs": found, "remarks": _remarks(finished, {} if said is None else said)}
+
+
+def _remarks(finished: list[Path], said: Said) -> list[str]:
+    """What a reader must be told beside the runs' guarantees (`spending.remarks`); read again if a run was written."""
+    try:
+        key = tuple((run, RunFolder(run).summary.stat().st_mtime_ns) for run in finished)
+        if key not in said:
+            words = spending.remarks([read_run(run) for run in finished])
+            said.clear()
+            said[key] = words
+        return said[key]
+    except (ValueError, OSError):  # a run is moved, or its state says what is wrong with it
+        return []
 
 
 def states(place: Path, known: dict[Path, Counted]) -> list[dict[str, Any]]:
@@ -91,10 +117,14 @@ def states(place: Path, known: dict[Path, Counted]) -> list[dict[str, Any]]:
     Raises:
         ValueError: there is no run.
     """
+    return [_state(run, place, known) for run in _runs(place)]
+
+
+def _runs(place: Path) -> list[Path]:
     runs = runs_below(place)
     if not runs:
         raise ValueError(f"{place} has no run; give the folder of a run or of a comparison (fedstill runs)")
-    return [_state(run, place, known) for run in runs]
+    return runs
 
 
 def _state(run: Path, place: Path, known: dict[Path, Counted]) -> dict[str, Any]:

@@ -143,6 +143,7 @@ class Point:
         seconds: duration of a run.
         seeds: number of runs.
         exposed: number of the clients' records that nothing protects, if there is a guarantee and they were counted.
+        conditions: on whom and on what epsilon rests, in words (`guarantees.conditions`).
     """
 
     name: str
@@ -154,6 +155,7 @@ class Point:
     seconds: float
     seeds: int
     exposed: int | None = None
+    conditions: str = ""
 
 
 @dataclass(frozen=True)
@@ -263,6 +265,7 @@ def _point(row: Row, name: str) -> Point:
         seconds=row.mean_of("seconds"),
         seeds=len(row.runs),
         exposed=guarantee.exposed if holds else None,
+        conditions=guarantees.conditions(guarantee) if holds else "",
     )
 
 
@@ -279,6 +282,7 @@ def lines(found: Iterable[Picture]) -> list[dict[str, Any]]:
             "bytes_up_per_client": point.up,
             "epsilon": point.epsilon if math.isfinite(point.epsilon) else None,
             "exposed": point.exposed,
+            "conditions": point.conditions.strip(" ,;"),
             "seconds": point.seconds,
             "front": [cost for cost, best in picture.fronts().items() if point in best],
         }
@@ -306,7 +310,7 @@ def cells(picture: Picture) -> list[tuple[str, ...]]:
 def _epsilon_words(point: Point) -> str:
     if not math.isfinite(point.epsilon):
         return "none"
-    return guarantees.round_up(point.epsilon) + guarantees.exposed_words(point.exposed)
+    return guarantees.round_up(point.epsilon) + point.conditions + guarantees.exposed_words(point.exposed)
 
 
 def terminal(found: Sequence[Picture]) -> Group:

@@ -23,7 +23,7 @@ from fedstill.data.places import Reading
 from fedstill.data.table_schema import TableSchema
 from fedstill.experiment.reuse import check_code, read_job
 from fedstill.experiment.trained import Trained, model_of
-from fedstill.report import caveats, guarantees, programs, regression, rows
+from fedstill.report import caveats, guarantees, programs, regression, rows, spending
 from fedstill.report.groups import setting_words
 from fedstill.report.record import RunRecord, accuracy_words, human_bytes, measure_words, read_run
 from fedstill.report.tables import balanced_accuracy
@@ -328,6 +328,7 @@ def _privacy(record: RunRecord) -> list[str]:
     ]
     if holds:
         lines += [f"* Neighbours: {_plain(promised.adjacency)}.", f"* Composed by: {_plain(promised.accountant)}."]
+    lines += [f"* {_plain(sentence)}" for sentence in spending.of_model(record)]
     if guarantees.is_simulated(promised):
         lines.append("* **The noise came from the run's seed, so whoever knows the seed can remove it.**")
     return lines

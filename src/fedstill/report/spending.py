@@ -41,6 +41,7 @@ def show(folder: Path) -> Iterator[Table | Text]:
         return
     yield _table(spent, journal.last_message_times())
     yield from _sums(spent, record.config["experiment"], "" if promised.holds else ", of these releases alone")
+    yield from map(Text, _beside(record))
 
 
 def remarks(records: Sequence[RunRecord]) -> list[str]:
@@ -55,19 +56,28 @@ def remarks(records: Sequence[RunRecord]) -> list[str]:
     return list(_remarks(records))
 
 
+def sums(records: Sequence[RunRecord]) -> list[str]:
+    """The sentences of `remarks` on the sum of several runs on the same records."""
+    return list(_together(_real(records)))
+
+
+def of_model(record: RunRecord) -> list[str]:
+    """What the guarantee of one run leaves open for who has its model alone, without the run's folder."""
+    alone = "Each epsilon is that of one run: whoever sees more made of the same records has learnt from each of them."
+    return [*_group_of(record), *([alone] if _real([record]) else [])]
+
+
+def _real(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """The runs whose guarantee has real noise."""
+    found = [r for r in records if guarantees.is_finite(r.guarantee) and not r.guarantee.simulated]
+    return [r for r in found if guarantee.is_spent(r.guarantee)]
+
+
 def _remarks(records: Sequence[RunRecord]) -> Iterator[str]:
     if any(guarantees.is_simulated(record.guarantee) for record in records):
         yield "The privacy noise is simulated, drawn from the seed; real noise needs --noise entropy."
-    real = [
-        r for r in records if guarantees.is_finite(r.guarantee) and r.guarantee.epsilon and not r.guarantee.simulated
-    ]
-    yield from _together(real)
-    yield from dict.fromkeys(words for record in records if (words := _of_person(record)))
-    if any(record.counts is not None and not record.get("known_data") for record in real):
-        yield (
-            "The records of each class at each client and the data's fingerprint are exact, and no guarantee covers "
-            "them: do not hand on this page or the run's folder (fedstill publish writes files without them)."
-        )
+    yield from _together(_real(records))
+    yield from dict.fromkeys(words for record in records for words in _beside(record))
     broken = {}
     for record in records:
         if record.finished and not guarantees.is_finite(record.guarantee) and record.label not in broken:
@@ -76,11 +86,27 @@ def _remarks(records: Sequence[RunRecord]) -> Iterator[str]:
     yield from broken.values()
 
 
+def _beside(record: RunRecord) -> Iterator[str]:
+    """What a run's number leaves open by itself: the largest group, and exact numbers of private records."""
+    yield from _group_of(record)
+    if _real([record]) and record.counts is not None and not record.get("known_data"):
+        yield (
+            "The records of each class at each client and the data's fingerprint are exact, and no guarantee covers "
+            "them: do not hand on this page or the run's folder (fedstill publish writes files without them)."
+        )
+
+
+def _group_of(record: RunRecord) -> Iterator[str]:
+    if words := _of_person(record):
+        yield words
+
+
 def _of_person(record: RunRecord) -> str:
     """What a guarantee promises to the largest group of records that belong together, as a patient's."""
     group, promised = record.get("largest_group"), record.guarantee
-    if group is None or promised.group or not guarantees.is_finite(promised) or not promised.epsilon:
+    if group is None or promised.group or not guarantees.is_finite(promised) or not guarantee.is_spent(promised):
         return ""
+    assert promised.epsilon is not None
     size = group["clients"] if promised.unit == "client" else group["records"]
     if size < 2:
         return ""
@@ -139,8 +165,8 @@ def numbers(folder: Path) -> dict[str, Any]:
     Returns:
         ``label``, ``method``, ``seed``, ``guarantee`` (the fields of `Guarantee`), ``releases`` (a list: client, step,
         mechanism, unit, the fields of its ``event``, ``theorem``, ``adaptive``, ``part``, number of the request, and
-        ``seconds``, the time of the client's reply since the start, or None), and ``clients`` (the total ``epsilon`` at
-        ``delta`` of each client's releases of one unit, or None where nothing bounds it).
+        ``seconds``, the time of the client's reply since the start, or None), ``clients`` (the total ``epsilon`` at
+        ``delta`` of each client's releases of one unit, or None where nothing bounds it), and ``remarks``.
 
     Raises:
         ValueError: as for `show`.
@@ -167,6 +193,7 @@ def numbers(folder: Path) -> dict[str, Any]:
         "guarantee": guarantees.as_json(record.guarantee),
         "releases": releases,
         "clients": clients,
+        "remarks": remarks([record]),
     }
 
 

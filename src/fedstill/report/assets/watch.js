@@ -110,6 +110,7 @@ async function tick() {
     }
     showChoices(runs);
     showRun(runs.find((run) => run.name === chosen));
+    at("remarks").replaceChildren(...state.remarks.map((said) => make("p", said, { class: "note" })));
     const words = `Read from the run's files at ${new Date().toLocaleTimeString()}.`;
     at("status").textContent = words;
   } catch (error) {

@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -120,12 +121,18 @@ class Chain:
     @property
     def places(self) -> list[Path]:
         """The files of lines, in order."""
-        return [*sorted(self._folder.glob(f"{self._name}-{'[0-9]' * 9}.jsonl")), self._place("jsonl")]
+        return [self._folder / name for name in self._names()]
 
     @property
     def begins(self) -> list[int]:
         """For each file of lines, in order, the number of lines in those before it."""
-        return [0, *(int(place.stem.rpartition("-")[2]) for place in self.places[:-1])]
+        return _begins(self._names())
+
+    def _names(self) -> list[str]:
+        """The names of the files of lines, in order; as text, since years of a journal are thousands of files."""
+        earlier = re.compile(rf"{re.escape(self._name)}-[0-9]{{9}}\.jsonl")
+        there = os.listdir(self._folder) if self._folder.is_dir() else []
+        return [*sorted(filter(earlier.fullmatch, there)), self._place("jsonl").name]
 
     def read(self, since: int = 0) -> list[Line]:
         """The lines of the file that has line ``since + 1``, or is to have it, and of all later files.
@@ -137,18 +144,19 @@ class Chain:
         """
         key = self._load_key()  # before the lock, which would make a file in the folder
         with self._for_reading():
-            head, places, begins = self._load_head(key), self.places, self.begins
+            head, names = self._load_head(key), self._names()
+            begins = _begins(names)
             if self._key:
                 since = min(since, self._head.count)  # what was seen must still be there
             first = sum(begin <= since for begin in begins) - 1
-            start = self._last_mac(places[first - 1]) if first else START
-            parts = [self._read(place) for place in places[first:]]
+            start = self._last_mac(self._folder / names[first - 1]) if first else START
+            parts = [self._read(self._folder / name) for name in names[first:]]
             *raw, torn = b"".join(parts).split(b"\n")
             lines = self._checked(key, begins[first], start, raw)
             size = len(parts[-1]) - len(torn)
             begun = begins[first] + len(lines) - parts[-1].count(b"\n")
             if begun != begins[-1]:
-                raise self._damaged(f"{places[-2].name} has another number than its last line")
+                raise self._damaged(f"{names[-2]} has another number than its last line")
             now = shorter = ChainEnd(begins[first] + len(lines), lines[-1].mac if lines else start, size, begun)
             if size:
                 before = lines[-2].mac if len(lines) > 1 else start
@@ -168,10 +176,11 @@ class Chain:
         key = self._load_key()
         with self._for_reading():
             self._load_head(key)
-            places, begins = self.places, self.begins
+            names = self._names()
+            begins = _begins(names)
             file = sum(begin < number for begin in begins) - 1
-            start = self._last_mac(places[file - 1]) if file else START
-            lines = self._checked(key, begins[file], start, self._read(places[file]).split(b"\n")[:-1])
+            start = self._last_mac(self._folder / names[file - 1]) if file else START
+            lines = self._checked(key, begins[file], start, self._read(self._folder / names[file]).split(b"\n")[:-1])
             return next((line.mac for line in lines if line.number == number), None)
 
     def _for_reading(self) -> AbstractContextManager[Any]:
@@ -273,9 +282,9 @@ class Chain:
         """
         raw = self._bytes("head")
         head = self._decode(key, raw)
-        place, places = self._place("jsonl"), self.places
-        begins_none = head.size and len(places) > 1 and not (place.exists() and place.stat().st_size)
-        self._is_between = bool(begins_none and places[-2].name == f"{self._name}-{head.count:09d}.jsonl")
+        place, closed = self._place("jsonl"), f"{self._name}-{head.count:09d}.jsonl"
+        begins_none = head.size and not (place.exists() and place.stat().st_size)
+        self._is_between = bool(begins_none) and self._names()[-2:-1] == [closed]
         if not self._is_between:
             return raw
         if self._may_write():
@@ -341,6 +350,11 @@ class Chain:
 
     def _damaged(self, what: str) -> files.Damaged:
         return files.Damaged(f"{self._folder} is damaged: {what}; {self._remedy}")
+
+
+def _begins(names: list[str]) -> list[int]:
+    """For each file of lines the number of lines before it, which the names of closed files have."""
+    return [0, *(int(name[-15:-6]) for name in names[:-1])]
 
 
 def signed(key: bytes, before: bytes, text: bytes) -> tuple[bytes, bytes]:

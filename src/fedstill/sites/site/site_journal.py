@@ -128,7 +128,7 @@ class SiteJournal:
         standing = self.standing()
         recent = [charge for charge in standing.recent if charge.run == run]
         counts, since = standing.at.runs.get(run), standing.at.charges - len(standing.recent)
-        if counts is None or counts.first > self._chain.begins[-1] or not since:
+        if counts is None or counts.first > self._chain.count - self._chain.lines or not since:
             return recent
         if self._earlier[:2] != (run, since):  # whole files, which nobody changes
             earlier = charges_among(self._chain.read(counts.first - 1), self._state, run)
