@@ -450,6 +450,7 @@ class RunSettings(SharedSettings, total=False):
         | DistributionMatching
         | DistributionMatchingSettings
     )
+    means: int
     mixture: MixturesMixture | MixturesMixtureSettings
     mu: float
     negatives: float
