@@ -201,6 +201,7 @@ def test_methods_with_a_model_of_their_own_rebuild_it() -> None:
         "fedcgs",
         "gh-ofl",
         "fedpft",
+        "fedcof",
         "safle",
         "fens",
         "fafi",

@@ -72,6 +72,7 @@ from fedstill.methods.fedsd2c import FedSD2C as FedSD2C
 from fedstill.methods.afl import AFL as AFL
 from fedstill.methods.fedcgs import FedCGS as FedCGS
 from fedstill.methods.fedcgs_p import FedCGSP as FedCGSP
+from fedstill.methods.fedcof import FedCOF as FedCOF
 from fedstill.methods.gh_ofl import GHOFL as GHOFL
 from fedstill.methods.fedpft import FedPFT as FedPFT
 from fedstill.methods.safle import SAFLe as SAFLe

@@ -62,6 +62,12 @@ class SgdAdamSettings(TypedDict, total=False):
     weight_decay: float
 
 
+class DistillatesCoreSetSettings(TypedDict, total=False):
+    crops: int
+    pool: int
+    smallest: float
+
+
 class CondensationCondensedTrainingSettings(TypedDict, total=False):
     augment: str
     batch_size: int
@@ -236,12 +242,6 @@ class DistillatesAutoencodingSettings(TypedDict, total=False):
     width: int
 
 
-class DistillatesCoreSetSettings(TypedDict, total=False):
-    crops: int
-    pool: int
-    smallest: float
-
-
 class DistillatesLatentDescentSettings(TypedDict, total=False):
     ce: float
     lr: float
@@ -408,7 +408,7 @@ class RunSettings(SharedSettings, total=False):
     bias: float
     body: SGD | SGDSettings
     buckets: HeadsBuckets | HeadsBucketsSettings
-    choice: Literal["random"] | Literal["representatives"]
+    choice: Literal["random"] | Literal["representatives"] | Literal["crops"]
     class_weights: str | None
     classifier: Literal["nb"] | Literal["lda"] | Literal["qda"] | Literal["fisher-mix"]
     clip: float
@@ -417,6 +417,7 @@ class RunSettings(SharedSettings, total=False):
     coreset: Coreset | CoresetSettings
     count_share: float
     covariance: Literal["within"] | Literal["total"]
+    crops: DistillatesCoreSet | DistillatesCoreSetSettings
     decay: float
     denoising: LossesDenoising | LossesDenoisingSettings
     digest: SgdAdam | SgdAdamSettings
@@ -437,6 +438,7 @@ class RunSettings(SharedSettings, total=False):
         | DistillatesLatentDescent
         | DistillatesLatentDescentSettings
     )
+    formation: int
     fusion: Literal["records"] | Literal["uniform"] | Literal["informative"]
     generation: (
         Generation
@@ -468,6 +470,7 @@ class RunSettings(SharedSettings, total=False):
         | DistributionMatching
         | DistributionMatchingSettings
     )
+    means: int
     mixture: MixturesMixture | MixturesMixtureSettings
     mu: float
     negatives: float
@@ -503,7 +506,7 @@ class RunSettings(SharedSettings, total=False):
     server_lr: float
     share: float
     shrinkage: float
-    soft_labels: bool
+    soft_labels: Literal["none"] | Literal["client"] | Literal["server"] | bool
     space: PublicMap | PublicMapSettings
     spectrum: Literal["clamped"] | Literal["cleaned"]
     standardise: bool

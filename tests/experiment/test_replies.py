@@ -30,6 +30,7 @@ SERVER: dict[str, dict[str, Any]] = {
     "fedaux-f": {"student": "fresh"},
     "fedauxfdp": {"student": "fresh"},
     "fedavg-p": {},
+    "fedcof": {"shrinkage": 3.0},
     "fedcvae": {"images": 40},
     "fedd-p": {"student": "fresh"},
     "fedd3": {"training": {"epochs": 1}},

@@ -19,7 +19,7 @@ def cells(page: str, first: str) -> list[str]:
     """The cells of the row of a page whose first cell is this."""
     lines = (ROOT / "docs" / "methods" / page).read_text().splitlines()
     (row,) = [line for line in lines if line.startswith(f"| {first} |")]
-    return [cell.strip(" *") for cell in row.strip("|").split("|")]
+    return [cell.replace("*", "").strip() for cell in row.strip("|").split("|")]
 
 
 def spread(values: list[float]) -> str:
@@ -37,8 +37,25 @@ def test_fafi_in_two_modes(words: str, fusion: str) -> None:
         assert row[at + 1] == ", ".join(f"{100 * value:.1f}" for value in values)
 
 
+def runs_of(name: str) -> list[dict[str, Any]]:
+    runs: list[dict[str, Any]] = json.loads((ROOT / "benchmarks" / "results" / name).read_text())["runs"]
+    return runs
+
+
+def test_fedcof_beside_fedcgs() -> None:
+    names = {"cgs": "FedCGS, {}", "cof": "FedCOF, {}", "cof-20": "FedCOF, {}, 20 means"}
+    names = {key: words.format("no epsilon") for key, words in names.items()}
+    names |= {f"{key}-eps{e}": f"Fed{key.upper()}, epsilon {e}" for key in ("cgs", "cof") for e in (4, 1)}
+    runs = runs_of("fedcof-mnist.json")
+    for label, first in names.items():
+        row = cells("fedcof.md", first)
+        for at, cell in enumerate(("classes-1-10", "dirichlet-0-1-10", "dirichlet-0-1-100"), 1):
+            own = [run["accuracy"] for run in runs if run["label"] == f"{label}-{cell}"]
+            assert len(own) == 3 and row[at] == spread(own)
+
+
 def test_fens_with_raw_and_standardised_inputs() -> None:
-    runs = json.loads((ROOT / "benchmarks" / "results" / "fens-inputs-mnist.json").read_text())["runs"]
+    runs = runs_of("fens-inputs-mnist.json")
     for form, first in (("raw", "raw, as published"), ("standardised", "standardised")):
         row = cells("fens.md", first)
         for at, split in ((1, "classes-1"), (2, "dirichlet-0-1")):

@@ -70,6 +70,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "fedcgs-p": {**HEADS, "local": LOCAL},
     "gh-ofl": {**HEADS, "classifier": "qda"},
     "fedpft": {**HEADS, "training": {"epochs": 3}},
+    "fedcof": {**HEADS},
     "safle": {**HEADS, "buckets": {"thresholds": 2, "group": 2}},
     "fedavg-p": {**HEADS},
     "fedd-p": {**HEADS, "distillation": {"epochs": 2}},
@@ -114,6 +115,7 @@ PRIVATE: dict[str, dict[str, Any]] = {
         )
     },
     "fedpft": {**SMALL["fedpft"], "epsilon": 1.0, "mixture": {"components": 1, "covariance": "full"}},
+    "fedcof": {**SMALL["fedcof"], "epsilon": 1.0},
     "ldp-fedavg": {**SMALL["ldp-fedavg"], "local": {"lr": 0.05, "batch_size": 16, "epochs": 1}},
     "dp-fedavg": {**SMALL["dp-fedavg"], "local": {"lr": 0.05, "batch_size": 16, "epochs": 1}},
 }

@@ -333,6 +333,7 @@ SCENES: dict[str, Callable[[str, float], Scene]] = {
     "gh-ofl": partial(_moments, classifier="qda"),
     "safle": _moments,
     "fedpft": partial(_moments, mixture={"components": 1, "covariance": "full"}),
+    "fedcof": _moments,
     "fedgm-records": partial(_class_sums, ipc=1, **_FITTED),
     "fedrd-records": partial(_class_sums, **_PROJECTED, **_FITTED),
     "ldp-fedavg": updates,

@@ -40,8 +40,11 @@ class CondensedTraining(Settings):
         rng: torch.Generator,
         on_epoch: Callable[[int, int], None] | None = None,
         checkpoint: Epochs | None = None,
+        loss: Loss | None = None,
     ) -> int:
         """Train ``model`` in place on ``records``, with the arguments and the result of `SGD.fit`; no DSA for vectors.
+
+        A ``loss`` takes the place of the cross-entropy, and gets the inputs as they are augmented and mixed.
 
         The learning rate falls after epoch ``floor(epochs / 2) + 1``, as in DC, which runs one epoch more with a tenth
         of this learning rate.
@@ -55,8 +58,10 @@ class CondensedTraining(Settings):
             milestones=(self.epochs // 2 + 1,),
         )
         augment: Augment = DSA(self.augment if records.inputs(slice(0, 1)).ndim == 4 else "none")
-        loss: Loss = cross_entropy
+        usual: Loss = cross_entropy
         if self.cutmix:
             mix = CutMix(self.cutmix, augment)
-            augment, loss = mix.augment, mix.loss
-        return sgd.fit(model, records, rng, augment=augment, loss=loss, on_epoch=on_epoch, checkpoint=checkpoint)
+            augment, usual = mix.augment, mix.loss
+        return sgd.fit(
+            model, records, rng, augment=augment, loss=loss or usual, on_epoch=on_epoch, checkpoint=checkpoint
+        )

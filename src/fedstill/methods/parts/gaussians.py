@@ -83,7 +83,7 @@ def release_gaussians(client: Client, features: PublicFeatures, epsilon: float) 
     )
 
 
-_ABSENT = -1e9
+ABSENT = -1e9
 """Logit of a class without records."""
 
 
@@ -111,7 +111,7 @@ class Classes:
     @property
     def log_priors(self) -> Float64[Tensor, " classes"]:
         """``log(N_c / N)``; very low for absent classes."""
-        return torch.where(self.present, (self.counts / self.size).log(), _ABSENT)
+        return torch.where(self.present, (self.counts / self.size).log(), ABSENT)
 
     def within(self, matrix: Float64[Tensor, "d d"]) -> Float64[Tensor, "d d"]:
         """The covariance of all records around their class means; ``matrix`` is G without the constant."""
