@@ -54,6 +54,21 @@ def test_fedcof_beside_fedcgs() -> None:
             assert len(own) == 3 and row[at] == spread(own)
 
 
+def test_real_with_crops_and_soft_labels() -> None:
+    rows = {
+        "real": "random, classes",
+        "client": "random, client's labels",
+        "client-crops-4": "crops, client's labels, four in one",
+        "server": "random, server's labels",
+    }
+    runs = runs_of("real-soft-fashion_mnist.json")
+    for label, first in rows.items():
+        row = cells("real.md", first)
+        for at, split in ((1, "classes-1"), (2, "dirichlet-0-1")):
+            own = [run["accuracy"] for run in runs if run["label"] == f"{label}-{split}"]
+            assert row[at] == (spread(own) if len(own) == 3 else ", ".join(f"{100 * value:.1f}" for value in own))
+
+
 def test_fens_with_raw_and_standardised_inputs() -> None:
     runs = runs_of("fens-inputs-mnist.json")
     for form, first in (("raw", "raw, as published"), ("standardised", "standardised")):
