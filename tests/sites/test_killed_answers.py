@@ -1,5 +1,6 @@
-"""A site's process killed at any moment, and the same question again: no release leaves twice, no charge is lost."""
+"""A site killed at any moment, or with a disk that fails, and the same question again: no release leaves twice."""
 
+import errno
 import hashlib
 import os
 import random
@@ -12,7 +13,9 @@ import pytest
 from real_sites import federation, make_site
 
 from fedstill.data.sources import DataSet
+from fedstill.engines.client import NO_REPLY
 from fedstill.engines.server import TooFewReplies
+from fedstill.protocol import wire
 from fedstill.sites.site import log
 from fedstill.sites.site.answer import answer
 from fedstill.sites.site.charges import read_charges
@@ -36,7 +39,15 @@ class Catch:
 
 @pytest.fixture
 def site(digits: DataSet, tmp_path: Path) -> SitePolicy:
-    return make_site(tmp_path, digits, **PRIVATE, max_failures=10**6, max_questions=10**6, runs_per_day=10**6)
+    return make_site(
+        tmp_path,
+        digits,
+        **PRIVATE,
+        max_failures=10**6,
+        max_failures_ever=10**6,
+        max_questions=10**6,
+        runs_per_day=10**6,
+    )
 
 
 def question(digits: DataSet, site: SitePolicy, folder: Path, number: int) -> tuple[str, bytes]:
@@ -91,6 +102,41 @@ def test_killed_at_twenty_moments_and_asked_again(site: SitePolicy, digits: Data
         if line["what"] == "answered":
             answers.setdefault(line["run"], set()).add(line["reply"])
     assert len(answers) == finished == KILLS and all(len(each) == 1 for each in answers.values())
+
+
+def test_two_hundred_questions_on_a_disk_that_fails(
+    site: SitePolicy, digits: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A twenty-fifth of all flushes and renames; an alarm that rings falsely is switched off."""
+    rng, whole = random.Random(0), {"replace": os.replace, "fsync": os.fsync}
+    asked = [question(digits, site, tmp_path, number) for number in range(20)]  # the same bytes, but for the run
+    replies, failed = dict[int, set[bytes]](), 0
+
+    def failing(name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            if rng.random() < 0.04:
+                raise OSError(errno.EIO, "Input/output error")
+            return whole[name](*arguments)
+
+        return call
+
+    for _ in range(200):
+        number = rng.randrange(len(asked))
+        with monkeypatch.context() as patch:
+            for name in whole:
+                patch.setattr(os, name, failing(name))
+            try:
+                reply = answer(site, *asked[number])
+            except OSError:
+                reply = NO_REPLY
+        tensors = {} if reply == NO_REPLY else wire.unpack(reply)[0]
+        failed += not tensors
+        if tensors:
+            replies.setdefault(number, set()).add(reply)
+        assert log.verify(site.state).problems == []
+    assert 20 < failed < 180 and all(len(each) == 1 for each in replies.values())
+    charged = {int(charge.run[:32], 16) for charge in read_charges(site.state)}
+    assert charged >= replies.keys()
 
 
 def test_the_same_question_twice_at_once_is_one_release(site: SitePolicy, digits: DataSet, tmp_path: Path) -> None:
