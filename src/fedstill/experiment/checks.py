@@ -12,7 +12,7 @@ from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job, is_importable
 from fedstill.experiment.judging import check_measure, check_measured_classes
 from fedstill.experiment.task import Task, measured_columns
-from fedstill.methods.parts.class_weights import ClassWeighted
+from fedstill.methods.parts.class_weights import ClassWeighted, check_names
 from fedstill.models.build import OF_VECTORS, of_images
 from fedstill.models.cnn import ConvNet
 from fedstill.privacy.guarantee import APART, moving, remedy, telling
@@ -166,7 +166,7 @@ def check_records(job: Job, task: Task) -> None:
             f"{job.name} makes images, but the records are vectors of {task.train.shape[0]} numbers; {_OTHER_METHODS}"
         )
     if isinstance(job.method, ClassWeighted):
-        job.method.check_names(task.class_names)
+        check_names(job.method.class_weights, task.class_names)
     check_measured_classes(job.experiment, len(task.class_names))
     _check_private_scale(job, task)
     _warn_of_privacy(job, task)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from fedstill.base.settings import Epsilon
-from fedstill.methods.parts.class_weights import ClassWeighted
+from fedstill.methods.parts.class_weights import ClassWeighted, client_loss
 from fedstill.privacy.accounting import release_noise
 from fedstill.privacy.integer_sums import LEAST_STEPS, MOST_STEPS, IntegerUpdate
 from fedstill.privacy.sum_ranges import check_length
@@ -82,7 +82,7 @@ class DPFedAvg(ClassWeighted, Method):
         model = client.new_model(weights)
         before = {name: w.clone() for name, w in parameters(model).items()}
         with suppress(Diverged):  # counts as no change, so that the server can't tell
-            self.local.fit(model, client.train, client.rng("batches"), loss=self.client_loss(client))
+            self.local.fit(model, client.train, client.rng("batches"), loss=client_loss(self.class_weights, client))
         change = torch.cat([(w.double() - before[name].double()).flatten() for name, w in parameters(model).items()])
         mechanism = self._mechanism(client.delta, client.adders)
         return Change(change=client.release(mechanism, change).map(Tensor.cpu))

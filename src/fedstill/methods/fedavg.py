@@ -11,7 +11,7 @@ from torch import nn
 from typing_extensions import override
 
 from fedstill.methods.averaging import Participation, Weighting, mean_weights, sample
-from fedstill.methods.parts.class_weights import ClassWeighted
+from fedstill.methods.parts.class_weights import ClassWeighted, client_loss
 from fedstill.protocol import Client, Count, Federation, Method, Reply, State, load, state, step
 from fedstill.train.sgd import SGD
 
@@ -50,5 +50,5 @@ class FedAvg(ClassWeighted, Method):
     def update(self, client: Client, weights: State) -> Update:
         """Take E epochs of SGD from the server's model: ClientUpdate(k, w)."""
         model = client.new_model(weights)
-        self.local.fit(model, client.train, client.rng("batches"), loss=self.client_loss(client))
+        self.local.fit(model, client.train, client.rng("batches"), loss=client_loss(self.class_weights, client))
         return Update(weights=state(model), num_records=len(client.train))

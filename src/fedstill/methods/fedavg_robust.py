@@ -15,7 +15,7 @@ from torch import nn
 from typing_extensions import override
 
 from fedstill.methods.averaging import Participation, sample
-from fedstill.methods.parts.class_weights import ClassWeighted
+from fedstill.methods.parts.class_weights import ClassWeighted, client_loss
 from fedstill.methods.parts.robust import Rule, aggregate, fewest
 from fedstill.protocol import Client, Federation, Method, Reply, State, load, parameters, state, step
 from fedstill.train.sgd import SGD
@@ -62,5 +62,5 @@ class FedAvgRobust(ClassWeighted, Method):
     def update(self, client: Client, weights: State) -> TrainedModel:
         """Take E epochs of SGD from the server's model."""
         model = client.new_model(weights)
-        self.local.fit(model, client.train, client.rng("batches"), loss=self.client_loss(client))
+        self.local.fit(model, client.train, client.rng("batches"), loss=client_loss(self.class_weights, client))
         return TrainedModel(weights=state(model))

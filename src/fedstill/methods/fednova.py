@@ -12,7 +12,7 @@ from torch import nn
 from typing_extensions import override
 
 from fedstill.methods.averaging import ConstantRate, Participation, gradient_weight, sample, weighted_mean, weighted_sum
-from fedstill.methods.parts.class_weights import ClassWeighted
+from fedstill.methods.parts.class_weights import ClassWeighted, client_loss
 from fedstill.protocol import Client, Count, Federation, Method, Reply, State, load, parameters, state, step
 from fedstill.train.sgd import SGD
 
@@ -59,6 +59,6 @@ class FedNova(ClassWeighted, Method):
     def update(self, client: Client, weights: State) -> NormalisedUpdate:
         """Train from the server's model, and measure the work."""
         model = client.new_model(weights)
-        steps = self.local.fit(model, client.train, client.rng("batches"), loss=self.client_loss(client))
+        steps = self.local.fit(model, client.train, client.rng("batches"), loss=client_loss(self.class_weights, client))
         work = gradient_weight(self.local.momentum, steps)  # |a_k|_1
         return NormalisedUpdate(weights=state(model), num_records=len(client.train), work=work)

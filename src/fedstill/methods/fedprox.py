@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from fedstill.methods.averaging import Participation, mean_weights, sample
 from fedstill.methods.fedavg import Update
-from fedstill.methods.parts.class_weights import ClassWeighted
+from fedstill.methods.parts.class_weights import ClassWeighted, client_loss
 from fedstill.protocol import Client, Federation, Method, State, load, state, step
 from fedstill.train.sgd import SGD, proximal
 
@@ -45,6 +45,10 @@ class FedProx(ClassWeighted, Method):
         """Approximately minimise h_k(w; w_t) = F_k(w) + mu/2 |w - w_t|^2."""
         model = client.new_model(weights)
         self.local.fit(
-            model, client.train, client.rng("batches"), loss=self.client_loss(client), correct=proximal(model, self.mu)
+            model,
+            client.train,
+            client.rng("batches"),
+            loss=client_loss(self.class_weights, client),
+            correct=proximal(model, self.mu),
         )
         return Update(weights=state(model), num_records=len(client.train))

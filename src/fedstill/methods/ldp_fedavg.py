@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from fedstill.methods.averaging import weighted_mean
-from fedstill.methods.parts.class_weights import ClassWeighted
+from fedstill.methods.parts.class_weights import ClassWeighted, client_loss
 from fedstill.privacy.accounting import published_noise, release_noise
 from fedstill.privacy.mechanisms import ClippedUpdate
 from fedstill.protocol import Change, Client, Federation, Method, Parameters, Released, Reply, load, parameters, step
@@ -76,7 +76,7 @@ class LDPFedAvg(ClassWeighted, Method):
         model = client.new_model(weights)
         before = {name: w.clone() for name, w in parameters(model).items()}
         with suppress(Diverged):  # counts as no change, so that the server can't tell
-            self.local.fit(model, client.train, client.rng("batches"), loss=self.client_loss(client))
+            self.local.fit(model, client.train, client.rng("batches"), loss=client_loss(self.class_weights, client))
         change = torch.cat([(w.double() - before[name].double()).flatten() for name, w in parameters(model).items()])
         released = client.release(ClippedUpdate(self.clip, self.noise_multiplier(client.delta)), change)
         return NoisyUpdate(update=released.map(lambda vector: _named(vector, before)))

@@ -21,7 +21,7 @@ from fedstill.methods.averaging import (
     sample,
     weighted_sum,
 )
-from fedstill.methods.parts.class_weights import ClassWeighted
+from fedstill.methods.parts.class_weights import ClassWeighted, client_loss
 from fedstill.protocol import Client, Count, Federation, Method, Parameters, Reply, State, load, parameters, state, step
 from fedstill.train.sgd import SGD, control_variates
 
@@ -76,7 +76,7 @@ class Scaffold(ClassWeighted, Method):
         own = {name: client.state.get(name, torch.zeros_like(value)) for name, value in c.items()}  # c_k
         correct = control_variates(list(c.values()), list(own.values()))
         steps = self.local.fit(
-            model, client.train, client.rng("batches"), loss=self.client_loss(client), correct=correct
+            model, client.train, client.rng("batches"), loss=client_loss(self.class_weights, client), correct=correct
         )
         scale = 1 / (self.local.lr * gradient_weight(self.local.momentum, steps))
         # c_k^+ - c_k = -c + (x - y)/(K eta)

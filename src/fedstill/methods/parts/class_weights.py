@@ -47,27 +47,29 @@ class ClassWeighted(Settings):
         plain: dict[str, Any] = handler(self)
         return {key: value for key, value in plain.items() if key != "class_weights" or value is not None}
 
-    def check_names(self, class_names: Sequence[str]) -> None:
-        """Refuse weights of a class that the task does not have.
 
-        Raises:
-            ValueError: there is one.
-        """
-        if self.class_weights in (None, BALANCED):
-            return
-        for name in named_weights(self.class_weights):
-            if name not in class_names:
-                near = suggestion(name, class_names) or f"; the classes are {', '.join(class_names[:10])}"
-                raise ValueError(f"class_weights has {name!r}, which is no class of the task{near}")
+def check_names(weights: str | None, class_names: Sequence[str]) -> None:
+    """Refuse weights of a class that the task does not have.
 
-    def client_loss(self, client: Client) -> Loss:
-        """The loss of a client's training: `fedstill.train.sgd.usual_loss`, or cross-entropy with weights."""
-        if self.class_weights is None:
-            return usual_loss
-        if self.class_weights == BALANCED:
-            return weighted(balanced(client.train.class_counts()))
-        given = named_weights(self.class_weights)
-        return weighted(torch.tensor([given.get(name, 1.0) for name in client.class_names]))
+    Raises:
+        ValueError: there is one.
+    """
+    if weights in (None, BALANCED):
+        return
+    for name in named_weights(weights):
+        if name not in class_names:
+            near = suggestion(name, class_names) or f"; the classes are {', '.join(class_names[:10])}"
+            raise ValueError(f"class_weights has {name!r}, which is no class of the task{near}")
+
+
+def client_loss(weights: str | None, client: Client) -> Loss:
+    """The loss of a client's training: `fedstill.train.sgd.usual_loss`, or cross-entropy with weights."""
+    if weights is None:
+        return usual_loss
+    if weights == BALANCED:
+        return weighted(balanced(client.train.class_counts()))
+    given = named_weights(weights)
+    return weighted(torch.tensor([given.get(name, 1.0) for name in client.class_names]))
 
 
 def named_weights(text: str | None) -> dict[str, float]:
