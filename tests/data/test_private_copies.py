@@ -1,6 +1,8 @@
 """Copies of somebody's own records are their owner's alone, as their source may be, and can be deleted."""
 
+import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,14 @@ def others_can_read(top: Path) -> list[Path]:
         ):
             found.append(place)
     return found
+
+
+@pytest.fixture(autouse=True)
+def _usual_umask() -> Iterator[None]:
+    """The umask under which others can read what a program writes; a strict one would hide what is tested."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
 
 
 @pytest.fixture
