@@ -76,12 +76,11 @@ def test_own_records_at_a_known_place_stay_own(place: str, tmp_path: Path, monke
     assert "--partition iid" in share_out(Experiment(data=place, partition="iid", clients=2), None).drawn
 
 
-def test_published_data_are_known(real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_published_data_are_known(real_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sources.load("digits").known
     monkeypatch.setenv("FEDSTILL_DATA", str(real_data))
-    data = sources.load("mnist", cache_dir=tmp_path)
-    assert data.known and share_out(Experiment(data="mnist", clients=3), None).drawn == ()
-    assert not sources.load("mnist", Reading(size=14), cache_dir=tmp_path).known
+    assert sources.load("mnist").known and share_out(Experiment(data="mnist", clients=3), None).drawn == ()
+    assert not sources.load("mnist", Reading(size=14)).known
 
 
 @pytest.mark.parametrize("change", ["train", "labels", "test", "in place"])
