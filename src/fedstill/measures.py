@@ -148,16 +148,30 @@ def of_counts(
     total = int(cells.sum())
     draws = np.vstack([cells, np.random.default_rng(seed).multinomial(total, cells / total, resamples)])
     is_true, is_said = (places[:, None] == np.arange(len(confusion)) for places in (true, said))
-    tested, found, right = draws @ is_true, draws @ is_said, draws @ (is_true & is_said)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        recall = np.where(tested > 0, right / tested, np.nan)
-        all_of = {"accuracy": right.sum(1) / total, "balanced accuracy": np.nanmean(recall, 1)}
-        if len(confusion) == 2:
-            all_of |= {"sensitivity": recall[:, positive], "specificity": recall[:, 1 - positive]}
-            all_of["precision"] = right[:, positive] / found[:, positive]
-            all_of["F1"] = 2 * right[:, positive] / (tested + found)[:, positive]
+    all_of = of_totals(draws @ is_true, draws @ is_said, draws @ (is_true & is_said), positive)
     return {
         name: (float(values[0]), *map(float, np.nanquantile(values[1:], [0.025, 0.975])))  # type: ignore[misc]
         for name, values in all_of.items()
         if np.isfinite(values).mean() >= 0.9 and np.isfinite(values[0])
     }
+
+
+def of_totals(
+    tested: NDArray[np.int64], found: NDArray[np.int64], right: NDArray[np.int64], positive: int
+) -> dict[str, NDArray[np.float64]]:
+    """The measures that counts of records define, ``(m,)`` each, for m draws of counts; NaN where they define none.
+
+    Args:
+        tested: records of each class, ``(m, C)``.
+        found: records that were predicted as each class.
+        right: those of them that are of it.
+        positive: as for `of_counts`.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        recall = np.where(tested > 0, right / tested, np.nan)
+        all_of = {"accuracy": right.sum(1) / tested.sum(1), "balanced accuracy": np.nanmean(recall, 1)}
+        if tested.shape[1] == 2:
+            all_of |= {"sensitivity": recall[:, positive], "specificity": recall[:, 1 - positive]}
+            all_of["precision"] = right[:, positive] / found[:, positive]
+            all_of["F1"] = 2 * right[:, positive] / (tested + found)[:, positive]
+    return all_of

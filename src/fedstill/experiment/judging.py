@@ -17,7 +17,7 @@ from fedstill.engines.client_evaluation import EvaluationResult
 from fedstill.evaluation import outputs
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.task import Task
-from fedstill.measures import Scores
+from fedstill.measures import Scores, of_totals
 
 NUMERIC = ("rmse", "mae", "r2")
 """Measures of predicted numbers."""
@@ -101,11 +101,9 @@ def measured(experiment: Experiment, model: nn.Module, found: EvaluationResult, 
 
 def _of_counts(confusion: NDArray[np.int64], name: str) -> float | None:
     """A measure of all clients' test records together, from their counts by true (rows) and predicted class."""
-    tested, said, right = confusion.sum(1), confusion.sum(0), np.diag(confusion)
-    present = tested > 0
+    tested, found, right = confusion.sum(1), confusion.sum(0), np.diag(confusion)
     if name == "f1" and len(confusion) != 2:
-        return float((2 * right / (tested + said).clip(1))[present].mean())
-    if name == "balanced-accuracy":
-        return float((right / tested.clip(1))[present].mean())
-    of = {"sensitivity": tested[1], "specificity": tested[0], "precision": said[1], "f1": (tested[1] + said[1]) / 2}
-    return float(right[0 if name == "specificity" else 1] / of[name]) if of[name] else None
+        return float((2 * right / (tested + found).clip(1))[tested > 0].mean())
+    values = of_totals(tested[None], found[None], right[None], positive=1)
+    value = float(values[{"f1": "F1"}.get(name, name.replace("-", " "))][0])
+    return value if np.isfinite(value) else None
