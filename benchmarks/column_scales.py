@@ -10,9 +10,9 @@ all: with the private scale, a tenth of the precision goes to the scale. The qua
 for each row on a fifth of the training records, with a seed of its own.
 """
 
+import argparse
 import json
 import statistics
-import sys
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ VALUES = {
 }
 CLASSES = ["Fair", "Good", "Very Good", "Premium", "Ideal"]
 QUANTILES = (0.0001, 0.01, 0.5, 1.0)
+KINDS = ((None, "open"), (1.0, "masked"), (1.0, "open"), (4.0, "masked"), (4.0, "open"))
 TASK: dict[str, Any] = {"clients": 10, "model": "linear", "public": "noise=20000", "workers": 0}
 
 
@@ -73,16 +74,21 @@ def learned(out: Path, place: str, quantile: float, **settings: Any) -> Any:
     return fedstill.run("afl", out=out / place, space=space, **TASK, **given, **settings)
 
 
-def main(out: Path) -> None:
+def main() -> None:
     """Run and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--quick", action="store_true", help="epsilon 1 with masked sums and one clipping length only")
+    args = parser.parse_args()
+    out, quantiles = args.out, QUANTILES[:1] if args.quick else QUANTILES
     mean, std = write(out)
     table: list[dict[str, Any]] = []
-    for epsilon, sums in ((None, "open"), (1.0, "masked"), (1.0, "open"), (4.0, "masked"), (4.0, "open")):
+    for epsilon, sums in KINDS[1:2] if args.quick else KINDS:
         for name, settings in rows(epsilon, mean, std).items():
             place, given = f"{len(table)}-", {"sums": sums, **settings}
             tuned = {
                 q: learned(out, f"{place}tuned-{q}", q, seed=TUNING_SEED, validation=0.2, **given)["accuracy"]
-                for q in QUANTILES
+                for q in quantiles
             }
             best = max(tuned, key=lambda q, tuned=tuned: tuned[q])
             runs = [learned(out, f"{place}{seed}", best, seed=seed, **given) for seed in SEEDS]
@@ -97,4 +103,4 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from fedstill.base.seeds import Simulated, stream
+from fedstill.privacy.column_sums import ColumnSums, ColumnTotals
 from fedstill.privacy.dp_sgd import per_record_cross_entropy
 from fedstill.privacy.integer_sums import IntegerClassSums, IntegerMoments, IntegerUpdate
 from fedstill.privacy.logistic import BinaryHead, LogisticHead
@@ -61,6 +62,10 @@ class Sum(NamedTuple):
 
     def distance(self, some: Any, other: Any) -> float:
         """The distance of two values in the coordinates of the sensitivity."""
+        if isinstance(some, ColumnTotals):
+            values, squares, counts = (int((a - b).square().sum()) for a, b in zip(some, other, strict=True))
+            whole = values + self.mechanism.weight**2 * squares + self.mechanism.weight_of_counts**2 * counts
+            return math.sqrt(whole)
         if not isinstance(some, Moments):
             return float((some.double() - other.double()).norm())
         weight = getattr(self.mechanism, "weight_of_first", self.mechanism.weight)
@@ -124,7 +129,15 @@ def climbed(moved: Callable[[Tensor], float], best: Tensor, steps: int, seed: in
     return top, best
 
 
-def search_sums(quick: bool) -> Iterator[dict[str, Any]]:
+def columns_of(columns: int, radius: float) -> Iterator[tuple[str, Sum]]:
+    """The sums of a table's columns, whose ranges are [-1, 1] whatever the radius is."""
+    made = ColumnSums(num_classes=CLASSES, columns=columns, noise_multiplier=0.0)
+    yield "ColumnSums", Sum(made, lambda rows: made(rows, quiet()))
+
+
+def search_sums(
+    quick: bool, kinds: Callable[[int, float], Iterator[tuple[str, Sum]]] = sums
+) -> Iterator[dict[str, Any]]:
     """A row for every sum and number of columns: the largest movement among single records, and within 60,000."""
     for columns in (1, 16, 512) if quick else (1, 16, 512, 2048):
         radius = {1: 1e-20, 16: 3.7, 512: 1.0, 2048: 1e20}[columns]
@@ -132,7 +145,7 @@ def search_sums(quick: bool) -> Iterator[dict[str, Any]]:
         drawn = torch.randn(many, columns, generator=stream(1, "data"))
         drawn *= 10 ** -torch.linspace(0, 6, columns) * radius / 3
         among = (drawn, torch.randint(0, CLASSES, (many,), generator=stream(1, "labels")))
-        for name, each in sums(columns, radius):
+        for name, each in kinds(columns, radius):
             tried, y = 0, torch.ones(1, dtype=torch.int64)
             empty = each.value((among[0][:0], among[1][:0]))
 
@@ -532,6 +545,7 @@ def main() -> None:
     torch.set_num_threads(1)
     searches: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
         "sums": lambda: search_sums(args.quick),
+        "columns": lambda: search_sums(args.quick, columns_of),
         "roundings": lambda: search_roundings(args.quick),
         "updates": search_updates,
         "labels": search_labels,
