@@ -165,20 +165,27 @@ def bootstrap(
         seed: of the resamples.
         resamples: their number.
     """
-    draw = _drawing(number, persons, np.random.default_rng(seed))
+    draw = drawing(number, persons, np.random.default_rng(seed))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = [measure(draw()) for _ in range(resamples)]
-    bounds: Bounds = {}
-    for name, value in measure(np.arange(number)).items():
-        values = np.array([one[name] for one in found if one[name] is not None], dtype=float)
-        enough = value is not None and len(values) >= 0.9 * resamples
-        low, high = np.quantile(values, [0.025, 0.975]) if enough else (0.0, 0.0)
-        bounds[name] = (float(low), float(high)) if enough else None
-    return bounds
+    return {
+        name: bounds(value, np.array([one[name] for one in found], dtype=float))
+        for name, value in measure(np.arange(number)).items()
+    }
 
 
-def _drawing(number: int, persons: NDArray[Any] | None, rng: np.random.Generator) -> Callable[[], NDArray[np.int64]]:
+def bounds(value: float | None, drawn: NDArray[np.float64]) -> tuple[float, float] | None:
+    """The 95 % interval of a measure that is NaN in some resamples; None if it is in a tenth, or has no ``value``."""
+    values = drawn[np.isfinite(drawn)]
+    if value is None or len(values) < 0.9 * len(drawn):
+        return None
+    low, high = np.quantile(values, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def drawing(number: int, persons: NDArray[Any] | None, rng: np.random.Generator) -> Callable[[], NDArray[np.int64]]:
+    """A function that draws the places of a resample of ``number`` records, or of all records of drawn persons."""
     if persons is None:
         return lambda: rng.integers(0, number, number)
     _, codes = np.unique(persons, return_inverse=True)

@@ -5,7 +5,7 @@ threshold of its probability, the areas under the receiver's and the precision-r
 means over the classes that have records (one against the rest).
 """
 
-from collections.abc import Sequence
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstill.evaluation import RESAMPLES, bootstrap
+from fedstill.evaluation import RESAMPLES, bounds, drawing
 
 _BINS = 10
 """Bins of the calibration table, equally wide."""
+_ENTRIES = 2_000_000
+"""Entries of the weights of the resamples that are measured at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,13 +58,24 @@ class Scores:
         """
         if not np.isfinite(self.probabilities).all():
             raise ValueError("the model's probabilities have values that are no numbers; train it at a lower rate")
-        return _measures(self, np.arange(len(self.true)))
+        values = _of_weights(self, np.ones((1, len(self.true))))
+        return {name: float(value[0]) if np.isfinite(value[0]) else None for name, value in values.items()}
 
     def intervals(self, seed: int = 0, resamples: int = RESAMPLES) -> dict[str, tuple[float, float] | None]:
         """95 % intervals of the measures (`fedstill.evaluation.bootstrap`); None as above."""
-        return bootstrap(
-            lambda rows: _measures(self, rows), len(self.true), self.persons, seed=seed, resamples=resamples
-        )
+        number, draw = len(self.true), drawing(len(self.true), self.persons, np.random.default_rng(seed))
+        parts: dict[str, list[NDArray[np.float64]]] = {}
+        block = max(1, _ENTRIES // number)
+        for start in range(0, resamples, block):
+            drawn = [np.bincount(draw(), minlength=number) for _ in range(start, min(start + block, resamples))]
+            for name, found in _of_weights(self, np.stack(drawn).astype(float)).items():
+                parts.setdefault(name, []).append(found)
+        return {name: bounds(value, np.concatenate(parts[name])) for name, value in self.measures().items()}
+
+    def described(self) -> dict[str, Any]:
+        """Each measure with its interval, as JSON: ``{"auc": [value, low, high]}``."""
+        values, ends = self.measures(), self.intervals()
+        return {name: [value, *(ends[name] or (None, None))] for name, value in values.items()}
 
     def calibration(self) -> list[dict[str, float]]:
         """Of each tenth of the predicted class's probability: its mean, the share that is right, and the records."""
@@ -75,45 +88,46 @@ class Scores:
         ]
 
 
-def _measures(scores: Scores, rows: NDArray[np.int64]) -> dict[str, float | None]:
-    true, predicted, probabilities = scores.true[rows], scores.predicted[rows], scores.probabilities[rows]
-    present = np.unique(true)
-    found: dict[str, float | None] = {
-        "accuracy": float((true == predicted).mean()),
-        "balanced_accuracy": float(np.mean([(predicted[true == c] == c).mean() for c in present])),
-        "log_loss": float(-np.log(np.clip(probabilities[np.arange(len(true)), true], 1e-15, 1)).mean()),
-        "brier": float(((probabilities - np.eye(probabilities.shape[1])[true]) ** 2).sum(1).mean()),
-    }
-    two = len(scores.class_names) == 2
-    wanted: Sequence[int] = [scores.positive] if two else [int(c) for c in present]
-    curves = [(true == c, probabilities[:, c]) for c in wanted if 0 < (true == c).sum() < len(true)]
-    areas = [_areas(y, p) for y, p in curves]
-    found["auc"] = float(np.mean([auc for auc, _ in areas])) if areas else None
-    found["average_precision"] = float(np.mean([precision for _, precision in areas])) if areas else None
-    f1 = [_f1(true == c, predicted == c) for c in wanted]
-    found["f1"] = float(np.mean(f1))
-    if two:
-        is_true, is_found = true == scores.positive, predicted == scores.positive
-        found["sensitivity"] = float(is_found[is_true].mean()) if is_true.any() else None
-        found["specificity"] = float((~is_found)[~is_true].mean()) if (~is_true).any() else None
-        found["precision"] = float(is_true[is_found].mean()) if is_found.any() else None
-    return found
+def _of_weights(scores: Scores, weights: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+    """Each measure, ``(m,)``, of records that count as often as each of m rows of weights ``(m, n)`` says; or NaN."""
+    true, predicted, probabilities = scores.true, scores.predicted, scores.probabilities
+    number, two = probabilities.shape[1], len(scores.class_names) == 2
+    is_true, is_found = (classes[:, None] == np.arange(number) for classes in (true, predicted))
+    tested, found, right = (weights @ own.astype(float) for own in (is_true, is_found, is_true & is_found))
+    counted = of_totals(tested, found, right, scores.positive)
+    losses = -np.log(np.clip(probabilities[np.arange(len(true)), true], 1e-15, 1))
+    squares = ((probabilities - is_true) ** 2).sum(1)
+    whole = weights.sum(1)
+    values = {"accuracy": counted["accuracy"], "balanced_accuracy": counted["balanced accuracy"]}
+    values |= {"log_loss": weights @ losses / whole, "brier": weights @ squares / whole}
+    wanted = [scores.positive] if two else list(range(number))
+    areas = np.array([_areas(is_true[:, c], probabilities[:, c], weights) for c in wanted])
+    with np.errstate(invalid="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a mean of no class is NaN
+        values["auc"], values["average_precision"] = np.nanmean(areas, 0)
+        f1 = 2 * right / np.maximum(tested + found, 1)
+        values["f1"] = f1[:, scores.positive] if two else np.nanmean(np.where(tested > 0, f1, np.nan), 1)
+    return values | {name: counted[name] for name in ("sensitivity", "specificity", "precision") if two}
 
 
-def _areas(is_true: NDArray[np.bool_], probability: NDArray[np.float64]) -> tuple[float, float]:
-    """Area under the receiver's curve, and average precision, as scikit-learn has them, at a fortieth of its time."""
+def _areas(
+    is_true: NDArray[np.bool_], probability: NDArray[np.float64], weights: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Area under the receiver's curve, and average precision, as scikit-learn has them, for each row of weights.
+
+    NaN where one of both kinds of records counts nothing.
+    """
     order = np.argsort(-probability, kind="stable")
     ends = np.append(np.flatnonzero(np.diff(probability[order])), len(order) - 1)  # equal ones share a threshold
-    right = np.cumsum(is_true[order])[ends]
-    wrong = ends + 1 - right
-    sensitivity = np.append(0.0, right / right[-1])
-    auc = np.trapezoid(sensitivity, np.append(0.0, wrong / wrong[-1]))
-    return float(auc), float((np.diff(sensitivity) * right / (ends + 1)).sum())
-
-
-def _f1(is_true: NDArray[np.bool_], is_found: NDArray[np.bool_]) -> float:
-    both = is_true.sum() + is_found.sum()
-    return float(2 * (is_true & is_found).sum() / both) if both else 0.0
+    ordered, is_right = weights[:, order], is_true[order]
+    right, wrong = (np.cumsum(ordered * own, 1)[:, ends] for own in (is_right, ~is_right))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        begin = np.zeros((len(weights), 1))
+        sensitivity, false = (np.hstack([begin, some / some[:, -1:]]) for some in (right, wrong))
+        auc = np.trapezoid(sensitivity, false, axis=1)
+        precision = (np.diff(sensitivity) * right / np.maximum(right + wrong, 1)).sum(1)
+    known = (right[:, -1] > 0) & (wrong[:, -1] > 0)
+    return np.where(known, auc, np.nan), np.where(known, precision, np.nan)
 
 
 def best_threshold(scores: Scores) -> float:
@@ -157,7 +171,7 @@ def of_counts(
 
 
 def of_totals(
-    tested: NDArray[np.int64], found: NDArray[np.int64], right: NDArray[np.int64], positive: int
+    tested: NDArray[Any], found: NDArray[Any], right: NDArray[Any], positive: int
 ) -> dict[str, NDArray[np.float64]]:
     """The measures that counts of records define, ``(m,)`` each, for m draws of counts; NaN where they define none.
 

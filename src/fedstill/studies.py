@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from fedstill.data import own
 from fedstill.data.names import KNOWN
 from fedstill.data.places import Reading
 from fedstill.data.sources import DataSet, Raw, load, load_raw, place_of
+from fedstill.data.table_schema import TableSchema
 from fedstill.engines.transport import Watcher
 from fedstill.evaluation import Numbers, in_unit
 from fedstill.experiment import sweep as sweeps
@@ -208,9 +209,9 @@ def evaluate(
             raise ValueError("positive and threshold are for two classes, but the model predicts a number; drop them")
         if isinstance(folder, Trained):
             raise ValueError("a number is judged by its run's schema; give the run or its folder in place of the model")
-        return _judge_numbers(found, data, Experiment(**read_run(folder).config["experiment"]), group)
+        return _judge_numbers(found, data, _Past.of(read_run(folder)), group)
     size = found.shape[-1] if len(found.shape) == 3 and found.features is None else None
-    run = None if isinstance(folder, Trained) else Experiment(**read_run(folder).config["experiment"])
+    run = None if isinstance(folder, Trained) else _Past.of(read_run(folder))
     records, labels, names, columns, persons = _judged(data, run, label_column, size, group)
     if not len(labels):
         raise ValueError("the data have 0 records; accuracy needs at least 1")
@@ -399,14 +400,32 @@ def publish(
     return publishing.publish(folder, Path(out), attacks=findings.stored(folder), gate=asked, **chosen)
 
 
+class _Past(NamedTuple):
+    """How a finished run read its records: its settings, and its schema as it was then."""
+
+    experiment: Experiment
+    schema: TableSchema | None
+
+    @classmethod
+    def of(cls, record: RunRecord) -> "_Past":
+        """That of a run; one of a version that kept the path of the schema alone reads the file."""
+        experiment, kept = Experiment(**record.config["experiment"]), record.config.get("table_schema")
+        return cls(experiment, experiment.table_schema if kept is None else TableSchema(**kept))
+
+    @property
+    def reading(self) -> Reading:
+        """How its data set was read."""
+        return self.experiment.reading_by(self.schema)
+
+
 def _judged(
-    data: Any, run: Experiment | None, label: str | None, size: int | None, group: str | None
+    data: Any, run: _Past | None, label: str | None, size: int | None, group: str | None
 ) -> tuple[Any, NDArray[np.int64], tuple[str, ...], tuple[str, ...], NDArray[Any] | None]:
     """Records, labels, names of classes (none if labels are numbers), columns and persons to judge a model by."""
-    schema = None if run is None else run.table_schema
+    schema = None if run is None else run.schema
     group = group or (None if schema is None else schema.group)
     if isinstance(data, str | Path):
-        trained = run is not None and _is_same(data, run.data)
+        trained = run is not None and _is_same(data, run.experiment.data)
         reading = run.reading if run is not None and trained else Reading(label=label, size=size)
         if trained or str(data) in KNOWN:
             data = load_raw(place_of(data), reading)
@@ -425,11 +444,11 @@ def _judged(
     return images, split.labels, split.class_names, split.features, persons
 
 
-def _judge_numbers(model: Trained, data: Any, run: Experiment, group: str | None) -> NumberEvaluation:
+def _judge_numbers(model: Trained, data: Any, run: _Past, group: str | None) -> NumberEvaluation:
     """The errors of a model on records that the run's schema reads."""
     assert model.target is not None
-    reading = Reading(schema=run.table_schema, group=group)
-    if isinstance(data, str | Path) and _is_same(data, run.data):
+    reading = Reading(schema=run.schema, group=group)
+    if isinstance(data, str | Path) and _is_same(data, run.experiment.data):
         data = load(place_of(data), run.reading)
     if isinstance(data, DataSet):
         images, targets, columns = data.test.images.numpy(), data.test.targets, data.test_columns
@@ -439,7 +458,7 @@ def _judge_numbers(model: Trained, data: Any, run: Experiment, group: str | None
         images, true, columns = split.images, split.targets, split.columns
     if true is None or not len(true):
         raise ValueError(f"the data have no numbers {model.class_names[0]!r}; give a table that the run's schema reads")
-    persons = columns.get(group or (run.table_schema.group if run.table_schema else None) or "")
+    persons = columns.get(group or (run.schema.group if run.schema else None) or "")
     said = np.asarray(model.predict(images), dtype=np.float64)
     return NumberEvaluation(model.class_names[0], Numbers(in_unit(true, model.target), said, persons))
 

@@ -175,10 +175,18 @@ def test_the_card_has_measures_with_intervals_the_schema_and_the_threshold(hande
     if "target" in facts:
         assert "| RMSE on test records, with its 95 % interval |" in card and "The target is days: 0 to 40." in card
         return
-    low, high = of_counts(handed["run"].confusion, 1)["sensitivity"][1:]
-    assert f"(95 % interval {100 * low:.2f} to {100 * high:.2f})" in card and "| sensitivity for yes |" in card
+    found = fedstill.evaluate(handed["run"], str(handed["place"] / "data" / "test.csv")).scores
+    values, ends = found.measures(), found.intervals()
+    assert found.persons is not None and len(set(found.persons)) < len(found.persons)
+    for name, word in {"auc": "AUC, the area under the receiver's curve", "sensitivity": "sensitivity for yes"}.items():
+        value, low, high = (100 * one for one in (values[name], *ends[name]))
+        assert f"| {word} | {value:.2f} % (95 % interval {low:.2f} to {high:.2f}) |\n" in card
+    value, low, high = values["brier"], *ends["brier"]
+    assert f"| Brier score | {value:.4f} (95 % interval {low:.4f} to {high:.4f}) |\n" in card
+    assert "| test records; intervals by resampling whole persons (patient) | 80 |\n" in card
+    of_no = handed["run"].measures["no"]
+    assert of_no["specificity"] == handed["run"].measures["yes"]["sensitivity"] and of_no["auc"][0] == values["auc"]
     assert "yes is predicted from a probability (softmax of the logits) of 0.4 on" in card
-    assert "patient has several, so `fedstill evaluate` has wider ones" in card
     assert facts["decision"] == {"positive": "yes", "threshold": 0.4}
 
 

@@ -309,10 +309,13 @@ class Experiment(Settings):
     @property
     def reading(self) -> "Reading":
         """How the data set is read."""
+        return self.reading_by(self.table_schema)
+
+    def reading_by(self, schema: "TableSchema | None") -> "Reading":
+        """How the data set is read with this schema, as with the one that a finished run has kept."""
         from fedstill.data.places import Reading
 
         rule, _, column = self.partition.partition(":")
-        schema = self.table_schema
         group = self.group or (None if schema is None else schema.group)
         if group is None and rule == "by":
             return Reading(self.size, self.label_column, column, self.clients, schema)

@@ -6,6 +6,7 @@ only some measures are made.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ _OF_TWO = ("sensitivity", "specificity", "precision")
 """Measures of two classes."""
 _COUNTED = ("accuracy", "balanced-accuracy", "f1", *_OF_TWO)
 """Measures that counts of classes define."""
+MOST_MEASURED = 20_000
+"""Test records, at most, of which the intervals take less than three seconds."""
 
 
 def score_of(summary: Mapping[str, Any], measure: str) -> float | None:
@@ -92,11 +95,32 @@ def measured(experiment: Experiment, model: nn.Module, found: EvaluationResult, 
     elif experiment.local_test:
         value = _of_counts(found.confusion.numpy(), name)
     else:
-        probabilities = torch.cat(outputs(model, task.test)).double().softmax(1).cpu().numpy()
-        true = task.test.labels.cpu().numpy().astype(np.int64)
-        known = bool(np.isfinite(probabilities).all())  # of a model that diverged nothing is
-        value = Scores(task.class_names, true, probabilities).measures()[name.replace("-", "_")] if known else None
+        scores = scores_of(model, task)
+        value = None if scores is None else scores.measures()[name.replace("-", "_")]
     return {"name": name, "value": value}
+
+
+def scores_of(model: nn.Module, task: Task) -> Scores | None:
+    """The model's probabilities of the records that the server judges by; None of a model that diverged."""
+    probabilities = torch.cat(outputs(model, task.test)).double().softmax(1).cpu().numpy()
+    if not np.isfinite(probabilities).all():
+        return None
+    true = task.test.labels.cpu().numpy().astype(np.int64)
+    return Scores(task.class_names, true, probabilities, persons=task.test_groups)
+
+
+def measures_of_two(model: nn.Module, found: EvaluationResult, task: Task) -> dict[str, Any] | None:
+    """The measures of each of two classes with their intervals, by class; None where a count says it all.
+
+    That is with other than two classes, with no or more than `MOST_MEASURED` test records, and where ``found`` is not
+    of this model on these records, as where each client has its own.
+    """
+    if len(task.class_names) != 2 or not 0 < len(task.test) <= MOST_MEASURED:
+        return None
+    scores = scores_of(model, task)
+    if scores is None or float((scores.predicted == scores.true).mean()) != found.accuracy:
+        return None
+    return {name: replace(scores, positive=c).described() for c, name in enumerate(task.class_names)}
 
 
 def _of_counts(confusion: NDArray[np.int64], name: str) -> float | None:

@@ -38,7 +38,7 @@ from fedstill.experiment import config, overlap
 from fedstill.experiment.checks import check_classes, check_job, check_records, warn_of_depth
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job, is_importable
-from fedstill.experiment.judging import measured
+from fedstill.experiment.judging import measured, measures_of_two
 from fedstill.experiment.progress import Lines, Quiet
 from fedstill.experiment.reuse import check_facts, public_facts
 from fedstill.experiment.task import Task, client_data, measured_columns, scaled, share_out
@@ -541,7 +541,7 @@ def _write_real(folder: RunFolder, task: Task) -> None:
 def _write_evaluation(folder: RunFolder, evaluation: EvaluationResult, model: nn.Module, task: Task) -> None:
     if evaluation.numbers is None:
         by_value = task.test_values and confusion_by_value(model, task.test, *task.test_values)
-        folder.write_evaluation(evaluation.confusion, by_value)
+        folder.write_evaluation(evaluation.confusion, by_value, measures_of_two(model, evaluation, task))
     else:
         folder.write_numbers(numbers_of(replace(evaluation.numbers, persons=task.test_groups), task))
 

@@ -287,7 +287,7 @@ def _scores(record: RunRecord, facts: Mapping[str, Any]) -> Iterator[str]:
         yield from _errors(record)
         return
     of = _plain(record.summary["judged_on"])
-    if (asked := record.get("measure")) and asked["name"] not in _ON_THE_CARD:
+    if (asked := record.get("measure")) and asked["name"] not in _ON_THE_CARD and not record.measures:
         yield f"| {_plain(asked['name'])} on {of} | {measure_words([asked['value']])} |\n"
     tuned = ", after each client's own training, which is not in this model"
     tuned = tuned if methods.find(str(record.config["method"]["name"])).personal else ""
@@ -302,13 +302,30 @@ def _scores(record: RunRecord, facts: Mapping[str, Any]) -> Iterator[str]:
     says = {
         "accuracy": f"accuracy on {of}{tuned}",
         "balanced accuracy": "balanced accuracy, mean recall of the classes",
+        "auc": "AUC, the area under the receiver's curve",
+        "log loss": "log loss, nats",
+        "brier": "Brier score",
     }
-    for name, (value, low, high) in measures.of_counts(counts, positive).items():
+    measured = (record.measures or {}).get(decision["positive"]) if decision else None
+    found: Mapping[str, Sequence[float | None]] = measured or measures.of_counts(counts, positive)
+    for key, values in found.items():
+        name = "F1" if key == "f1" else key.replace("_", " ")
         word = says.get(name, f"{name} for {_plain(decision['positive'])}" if decision else name)
-        yield f"| {word} | {100 * value:.2f} % (95 % interval {100 * low:.2f} to {100 * high:.2f}) |\n"
+        yield f"| {word} | {_bounded(values, share=name not in ('log loss', 'brier'))} |\n"
     persons = facts.get("schema", {}).get("group")
+    whole = f"whole persons ({_plain(persons)})" if measured and persons else "them"
     of_persons = f"; {_plain(persons)} has several, so `fedstill evaluate` has wider ones" if persons else ""
-    yield f"| test records; intervals by resampling them{of_persons} | {int(counts.sum()):,} |\n"
+    yield f"| test records; intervals by resampling {whole}{'' if measured else of_persons} | {int(counts.sum()):,} |\n"
+
+
+def _bounded(values: Sequence[float | None], share: bool) -> str:
+    """A measure with its interval, a share as a percentage; without the interval where the records define none."""
+    value, low, high = ((100 if share else 1) * one if one is not None else None for one in values)
+    if value is None:
+        return "not defined by the test records"
+    digits, unit = (2, " %") if share else (4, "")
+    ends = "" if low is None or high is None else f" (95 % interval {low:.{digits}f} to {high:.{digits}f})"
+    return f"{value:.{digits}f}{unit}{ends}"
 
 
 def _errors(record: RunRecord) -> Iterator[str]:

@@ -82,6 +82,8 @@ class RunRecord:
         numbers: the content of ``numbers.json``, errors with intervals of a task whose target is a number; or None.
         by_value: after a partition by:COLUMN, such triples of the test records of each value of the column, as of
             each hospital; None otherwise.
+        measures: of each of two classes, its measures on the test records as value, lower and upper end of the 95 %
+            interval; None otherwise.
         tries: the content of ``tries/tries.json``, tries of ``--tune``, each with its value; None without.
         images: sample images by name, uint8 ``(n, c, h, w)`` with labels int64 ``(n,)``; ``"real"`` are test images.
         finished: whether the run has finished; if not, ``summary`` has the numbers of the last logged round, and the
@@ -102,6 +104,7 @@ class RunRecord:
     confusion: NDArray[np.int64] | None = None
     clients: tuple[dict[str, Any], ...] = ()
     by_value: Mapping[str, Sequence[Sequence[int]]] | None = None
+    measures: Mapping[str, Mapping[str, Sequence[float | None]]] | None = None
     numbers: Mapping[str, Any] | None = None
     images: dict[str, Images] | None = None
     tries: Mapping[str, Any] | None = None
@@ -253,6 +256,7 @@ def read_run(folder: str | Path, *, unfinished: bool = False) -> RunRecord:
         confusion=run.read_evaluation(None if counts is None else len(class_names)),
         clients=run.read_clients(),
         numbers=None if (errors := run.read_numbers()) is None else errors.model_dump(exclude_none=True),
+        measures=run.read_measures(),
         by_value=None if (found := run.read_by_value()) is None else found.cells,
         images=run.read_images(),
         tries=run.read_tries() if run.tries.exists() else None,

@@ -46,6 +46,7 @@ from fedstill.base.errors import InputError
 from fedstill.runs import formats
 from fedstill.runs.journal import EVALUATIONS, Journal, JournalFiles
 from fedstill.runs.pieces import (
+    Bounded,
     ByValue,
     ClientResults,
     ColumnScale,
@@ -414,14 +415,18 @@ class RunFolder:
         """Sentences on where the records are from; none for real sites."""
         return () if self.asked_sites or not self.partition.exists() else self._read(self.partition, Partition).origin
 
-    def write_evaluation(self, confusion: "Tensor", by_value: Mapping[str, Any] | None) -> None:
+    def write_evaluation(
+        self, confusion: "Tensor", by_value: Mapping[str, Any] | None, of_two: Mapping[str, Any] | None
+    ) -> None:
         """Write ``evaluation.json``.
 
         Args:
             confusion: test records by true and predicted class, ``(C, C)``.
             by_value: those of each value of a column, as `Evaluation.by_value`.
+            of_two: measures of each of two classes, as `Evaluation.of_two`.
         """
-        files.write_json(self.evaluation, {"confusion": confusion.tolist(), "by_value": by_value})
+        content = {"confusion": confusion.tolist(), "by_value": by_value, "of_two": of_two}
+        files.write_json(self.evaluation, content)
 
     def write_numbers(self, content: Mapping[str, Any]) -> None:
         """Write ``numbers.json``, in place of ``evaluation.json`` where the target is a number."""
@@ -438,6 +443,10 @@ class RunFolder:
         rows = self._read(self.evaluation, Evaluation).confusion
         size = len(rows) if classes is None else classes
         return self._matrix(rows, (size, size), self.evaluation)
+
+    def read_measures(self) -> dict[str, dict[str, Bounded]] | None:
+        """The measures of each of two classes with their intervals; None where the run has none."""
+        return self._read(self.evaluation, Evaluation).of_two if self.evaluation.exists() else None
 
     def read_by_value(self) -> ByValue | None:
         """The test records of each value of the partition's column; None without a column, or an evaluation."""

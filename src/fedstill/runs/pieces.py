@@ -204,18 +204,20 @@ class ByValue(Piece):
     cells: dict[str, Cells]
 
 
+Bounded = tuple[float | None, float | None, float | None]
+"""A measure and its 95 % interval."""
+
+
 class Evaluation(Piece):
     """``evaluation.json``: test records by true and predicted class, ``(C, C)``.
 
-    After the partition by:COLUMN, ``by_value`` has the same of the test records of each value of the column.
+    After the partition by:COLUMN, ``by_value`` has the same of the test records of each value of the column. Of two
+    classes, ``of_two`` has the measures of each (`fedstill.measures.Scores`).
     """
 
     confusion: tuple[tuple[Count, ...], ...]
     by_value: ByValue | None = None
-
-
-Bounded = tuple[float | None, float | None, float | None]
-"""A measure and its 95 % interval."""
+    of_two: dict[str, dict[str, Bounded]] | None = None
 
 
 class Errors(Piece):
