@@ -25,14 +25,14 @@ CLIPS, EPSILONS, SEEDS = (0.2, 0.5, 1.0), (1, 4, 8), (0, 1, 2)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--quick", action="store_true", help="one epsilon, clipping length and number of rounds")
+    parser.add_argument("--quick", action="store_true", help="ten clients; one epsilon, length and number of rounds")
     args = parser.parse_args()
     out, rows = args.out, list[dict[str, Any]]()
-    many = 1 if args.quick else None
+    many, task = (1, TASK.replace("--clients 100", "--clients 10")) if args.quick else (None, TASK)
     for epsilon, (method, (flags, rounds)) in itertools.product(EPSILONS[:many], METHODS.items()):
         tries = {}
         for clip, number in itertools.product(CLIPS[:many], rounds[:many]):
-            words = f"{method} {TASK} {flags} --epsilon {epsilon} --clip {clip} --rounds {number}"
+            words = f"{method} {task} {flags} --epsilon {epsilon} --clip {clip} --rounds {number}"
             place = out / f"try-{method}-{epsilon}-{clip}-{number}"
             tries[words] = fedstill(f"{words} --limit 5000 --validation 0.2", place)["accuracy"]
         words = max(tries, key=lambda one: tries[one])
