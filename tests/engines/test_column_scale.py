@@ -76,6 +76,18 @@ def go(table: Path, out: Path, method: str = "afl", **more: Any) -> fedstill.Run
     return fedstill.run(method, out=out, **facts(table, **more))
 
 
+@pytest.mark.slow
+def test_flower_gives_the_same_scale_and_model(table: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    facts: dict[str, Any] = {"epsilon": 2.0, "sums": "masked", "clients": 4}
+    here = go(table, tmp_path / "here", **facts)
+    there = go(table, tmp_path / "there", **facts, engine="flower", workers=None)
+    assert (here.folder / "scale.json").read_text() == (there.folder / "scale.json").read_text()
+    one, other = (fedstill.load_model(run.folder).network.state_dict() for run in (here, there))
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+    assert here["bytes_up"] == there["bytes_up"] and here.guarantee == there.guarantee
+
+
 @pytest.mark.parametrize("sums", ["open", "masked"])
 def test_the_guarantee_is_that_of_both_releases_and_new_rows_get_the_same_scale(
     table: Path, tmp_path: Path, sums: str
