@@ -13,14 +13,15 @@ import importlib.util
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import record
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -102,13 +103,14 @@ def timed(name: str, root: Path, place: Path) -> dict[str, Any]:
             env=environment,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
         )
         try:
             code = process.wait(LIMIT)
         except subprocess.TimeoutExpired:
             code = None
-            os.killpg(process.pid, signal.SIGKILL)
+            for one in [*psutil.Process(process.pid).children(recursive=True), process]:  # some have own sessions
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
             process.wait()
         seconds = round(time.monotonic() - began, 1)
         log.seek(0)

@@ -5,12 +5,14 @@ loader itself had from where a known data set is published, and copies with the 
 """
 
 import hashlib
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedstill.base.records import Records
 from fedstill.data import cache
-from fedstill.data.decode import Split
 from fedstill.data.names import Known
 from fedstill.data.places import Source
 
@@ -20,8 +22,8 @@ CLASSES = "list of classes", "number of classes"
 """Facts about classes among `fedstill.data.sources.DataSet.measured`."""
 
 
-def content(train: Split, test: Split) -> str:
-    """A digest of records and labels of both splits, whatever their order and their other columns.
+def content(train: tuple[NDArray[Any], NDArray[np.int64]], test: tuple[NDArray[Any], NDArray[np.int64]]) -> str:
+    """A digest of the records and labels of both splits, whatever their order.
 
     It is that of the sorted digests of the records: a sum of these, for example, would be known to be the same for
     records that somebody makes for it (Wagner 2002, "A Generalized Birthday Problem").
@@ -29,17 +31,30 @@ def content(train: Split, test: Split) -> str:
     found = [
         hashlib.sha256(what.encode() + record.tobytes() + str(label).encode()).digest()
         for what, split in (("train", train), ("test", test))
-        for record, label in zip(split.images, split.labels, strict=True)
+        for record, label in zip(*split, strict=True)
     ]
     return hashlib.sha256(b"".join(sorted(found))).hexdigest()
 
 
-def is_published(source: Source, entry: cache.CacheEntry) -> bool:
-    """Whether the records are those published under a known name: by their content, if it is known, or their place."""
+_contents: dict[str, str] = {}
+"""The content of the records that this process has looked at, by their fingerprint."""
+
+
+def is_published(source: Source, entry: cache.CacheEntry, fingerprint: str) -> bool:
+    """Whether the records are those published under a known name: by their content, if it is known, or their place.
+
+    What the cache says of the content is not believed: it is computed from the records, once in a process.
+    """
     stated = source.known.content if source.known is not None else ""
-    if stated and source.reading.size is None:
-        return bool(entry.notes.get("content") == stated)
-    return source.published
+    if not stated or source.reading.size is not None:
+        return source.published
+    names = [f"{split}-{what}" for split in ("train", "test") for what in ("images", "labels")]
+    if not all(name in entry.arrays for name in names):  # texts, or the records of one site
+        return False
+    if fingerprint not in _contents:
+        first, second, third, fourth = (entry.arrays[name] for name in names)
+        _contents[fingerprint] = content((first, second), (third, fourth))
+    return _contents[fingerprint] == stated
 
 
 def is_same(one: Records, other: Records) -> bool:

@@ -22,7 +22,7 @@ from fedstill.data.decode import Split
 from fedstill.data.names import Known
 from fedstill.data.partition import group_split, local_test_split
 from fedstill.data.places import AS_IT_IS, Reading, Source, find
-from fedstill.data.published import CLASSES, FOUND, content, is_published, is_same, measured_classes
+from fedstill.data.published import CLASSES, FOUND, is_published, is_same, measured_classes
 
 HELD_OUT = "held_out"
 """The note whether the test records were drawn from the train records."""
@@ -80,7 +80,6 @@ def complete(
             "test_columns": shared,
             "group": group,
             "copies": copies,
-            "content": content(train, test) if known is not None and known.content else "",
             "origin": [
                 f"{what}: {len(s.labels):,} records, {s.origin or 'as given'}" for what, s in _both(train, test)
             ],
@@ -351,7 +350,7 @@ def load(name_or_path: str, reading: Reading = AS_IT_IS, cache_dir: Path | None 
     source, entry, fingerprint = _cached(name_or_path, reading, cache_dir)
     if "mean" not in entry.facts:
         raise ValueError(f"the records of {name_or_path!r} are texts; turn them into vectors with --features")
-    found = data_set(entry, fingerprint, source.name, source.known, published=is_published(source, entry))
+    found = data_set(entry, fingerprint, source.name, source.known, published=is_published(source, entry, fingerprint))
     if found.known:
         _PLACES[fingerprint] = name_or_path, reading, cache_dir
     return found
@@ -570,7 +569,7 @@ def _raw(source: Source, entry: cache.CacheEntry, fingerprint: str) -> Raw:
 
     columns = {column: entry.arrays[f"column-{i}"] for i, column in enumerate(entry.facts.get("columns", ()))}
     names = tuple(entry.facts["class_names"])
-    published = is_published(source, entry)
+    published = is_published(source, entry, fingerprint)
     measured = measured_classes(names, source.known, published=published, found=bool(entry.notes.get(FOUND)))
     return Raw(
         source.name,
