@@ -68,6 +68,7 @@ from fedstill.methods.fed_adi import FedADI as FedADI
 from fedstill.methods.fedcvae import FedCVAE as FedCVAE
 from fedstill.methods.fens import FENS as FENS
 from fedstill.methods.fafi import FAFI as FAFI
+from fedstill.methods.fedlpa import FedLPA as FedLPA
 from fedstill.methods.fedsd2c import FedSD2C as FedSD2C
 from fedstill.methods.afl import AFL as AFL
 from fedstill.methods.fedcgs import FedCGS as FedCGS

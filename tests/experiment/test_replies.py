@@ -38,6 +38,7 @@ SERVER: dict[str, dict[str, Any]] = {
     "feddm": {"training": {"epochs": 1}},
     "fedgm": {"training": {"epochs": 1}},
     "fedgm-records": {"training": {"epochs": 1}, "ipc": 3},
+    "fedlpa": {"solution": "expectation"},
     "fedsd2c": {"training": {"epochs": 1}},
     "real": {"training": {"epochs": 1}},
 }

@@ -43,6 +43,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "fed-adi": {**DATAFREE, "inversion": {"steps": 3, "batch_size": 16}},
     "fedcvae": {"local": {"epochs": 1}, "images": 60, "training": {"epochs": 2}},
     "fafi": {"local": LOCAL},
+    "fedlpa": {"local": LOCAL},
     "fedsd2c": {
         "local": LOCAL,
         "ipc": 2,
