@@ -418,6 +418,7 @@ class RunSettings(SharedSettings, total=False):
     count_share: float
     covariance: Literal["within"] | Literal["total"]
     crops: DistillatesCoreSet | DistillatesCoreSetSettings
+    damping: float
     decay: float
     denoising: LossesDenoising | LossesDenoisingSettings
     digest: SgdAdam | SgdAdamSettings
@@ -507,6 +508,7 @@ class RunSettings(SharedSettings, total=False):
     share: float
     shrinkage: float
     soft_labels: Literal["none"] | Literal["client"] | Literal["server"] | bool
+    solution: Literal["exact"] | Literal["expectation"]
     space: PublicMap | PublicMapSettings
     spectrum: Literal["clamped"] | Literal["cleaned"]
     standardise: bool

@@ -76,3 +76,29 @@ def test_fens_with_raw_and_standardised_inputs() -> None:
         for at, split in ((1, "classes-1"), (2, "dirichlet-0-1")):
             own = [run["accuracy"] for run in runs if run["label"] == f"{form}-{split}"]
             assert len(own) == 3 and row[at].startswith(spread(own))
+
+
+def test_fedlpa_beside_the_mean_and_the_ensemble_of_the_same_uploads() -> None:
+    runs = runs_of("fedlpa-fashion_mnist.json")
+    rows = {
+        "FedLPA": ("exact", "accuracy"),
+        "FedLPA, mean factors": ("expectation", "accuracy"),
+        "FedLPA, lambda .01": ("more", "accuracy"),
+        "FedLPA, lambda .0001": ("less", "accuracy"),
+        "the mean of the models: FedAvg, 1 round": ("exact", "average"),
+        "the mean of their probabilities": ("exact", "ensemble"),
+        "the models alone": ("exact", "clients_alone"),
+    }
+    for first, (label, key) in rows.items():
+        row = cells("fedlpa.md", first)
+        for at, cell in enumerate(("linear-dirichlet-0-1", "linear-iid", "lenet-dirichlet-0-1", "lenet-iid"), 1):
+            own = [run["last"][key] for run in runs if run["label"] == f"{label}-{cell}"]
+            assert len(own) == 3 and row[at] == spread(own)
+
+
+def test_what_the_descent_of_fedlpa_s_code_reaches() -> None:
+    for run, split in zip(result("fedlpa-descent.json"), ("Dir(.1)", "IID"), strict=True):
+        row = cells("fedlpa.md", split)
+        assert row[1:] == [f"{100 * run[form]:.1f}" for form in ("expectation", "descent", "exact")] + [
+            f"{100 * one['left before']:.1f} to {100 * one['left after']:.1f}" for one in run["layers"]
+        ]

@@ -216,13 +216,16 @@ def product_mean(posteriors: Sequence[LayerPosterior], *, exact: bool = True) ->
     approximation: ``(sum_k p_k B_k)^-1 (sum_k p_k B_k W_k A_k) (sum_k p_k A_k)^-1``. From there conjugate gradients,
     preconditioned by it, solve the equation. Both give the clients' W if all have the same, and the mean weighted by
     records if all have the same factors.
+
+    Raises:
+        ValueError: the mean factors are singular in double precision.
     """
     records = sum(one.records for one in posteriors)
     shares = torch.tensor([one.records / records for one in posteriors], dtype=torch.float64)[:, None, None]
     a = torch.stack([one.inputs for one in posteriors])
     b = torch.stack([one.outputs for one in posteriors]) * shares
     means = torch.stack([one.mean for one in posteriors])
-    left, right = (torch.linalg.cholesky(factor) for factor in (b.sum(0), (shares * a).sum(0)))
+    left, right = _triangle(b.sum(0)), _triangle((shares * a).sum(0))
 
     def precision(w: Tensor) -> Tensor:
         return torch.einsum("kop,kpi->oi", b, w @ a)
@@ -236,6 +239,17 @@ def product_mean(posteriors: Sequence[LayerPosterior], *, exact: bool = True) ->
     if exact:
         found, rest = _conjugate_gradients(precision, approximate, found, rest, _TOLERANCE * float(wanted.norm()))
     return Solution(found, float(rest.norm()) / max(float(wanted.norm()), torch.finfo(torch.float64).tiny))
+
+
+def _triangle(factor: Float64[Tensor, "d d"]) -> Float64[Tensor, "d d"]:
+    triangle, failed = torch.linalg.cholesky_ex(factor)
+    if failed.item():
+        raise ValueError(
+            f"the mean of the clients' factors of side {len(factor)}, up to {float(factor.abs().max()):.3g}, is not "
+            "positive definite; take a larger --damping"
+        )
+    found: Tensor = triangle
+    return found
 
 
 def _conjugate_gradients(
@@ -252,7 +266,10 @@ def _conjugate_gradients(
         if float(rest.norm()) <= limit or size <= 0:
             break
         applied = apply(direction)
-        length = size / float((direction * applied).sum())
+        curvature = float((direction * applied).sum())
+        if curvature <= 0:  # by rounding alone
+            break
+        length = size / curvature
         found, rest = found + length * direction, rest - length * applied
         better = precondition(rest)
         size, former = float((rest * better).sum()), size

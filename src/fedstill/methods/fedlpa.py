@@ -11,6 +11,7 @@ Differs from the paper (docs/methods/fedlpa.md has the whole list):
 * factors are measured in eval mode, on each record once.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -34,6 +35,10 @@ from fedstill.methods.averaging import weighted_mean
 from fedstill.methods.parts.model_uploads import ensemble_accuracies
 from fedstill.protocol import Client, Count, Federation, Method, Reply, State, load, state, step
 from fedstill.train.sgd import SGD
+
+log = logging.getLogger("fedstill")
+_ENOUGH = 1e-6
+"""Largest share of an equation's right side that its exact solution leaves, beyond which a warning says so."""
 
 
 class Posterior(Reply):
@@ -74,6 +79,8 @@ class FedLPA(Method):
                 solved = product_mean(clients, exact=self.solution == "exact")
                 load(model, layer.named(solved.mean))
                 left = max(left, solved.residual)
+            if self.solution == "exact" and left > _ENOUGH:
+                log.warning("an equation is solved up to %.1e of its right side; a larger damping helps", left)
             others = ensemble_accuracies(fed, Teachers(networks, average="probabilities"), mean)
             round.log(accuracy=fed.evaluate(model), residual=left, **others)
         return model

@@ -1,0 +1,109 @@
+"""What the 10,000 steps of gradient descent in FedLPA's code reach, beside their start and the exact solution.
+
+The code (lebronlambert/FedLPA_NeurIPS2024, ``experiments_our.py``) starts each layer at the expectation approximation W
+and takes steps ``W - dL/dW`` of ``L = mean((sum_k p_k B_k W A_k - Z)^2)``, a mean over the layer's entries: a step is
+2 / entries, whatever the curvature. Here it does so with the uploads of finished runs.
+
+Usage: python benchmarks/posterior_descent.py RUN [RUN ...] [--steps 10000]    (RUN as of benchmarks/posteriors.sh)
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import record
+import torch
+from torch import Tensor, nn
+
+from fedstill.attacks.uploads import read_simulated, share_out, spec_of
+from fedstill.base.records import Records
+from fedstill.distill.posteriors import Layer, LayerPosterior, damped, layers, product_mean, unpacked
+from fedstill.evaluation import evaluate
+from fedstill.methods.averaging import mean_weights
+from fedstill.methods.fedlpa import FedLPA
+from fedstill.protocol import load, wire
+from fedstill.runs.folder import RunFolder
+from fedstill.runs.journal import Journal
+
+
+def descended(clients: list[LayerPosterior], start: Tensor, steps: int) -> tuple[Tensor, float, float]:
+    """W after the steps, and the share of Z that is left before and after them; in single precision, as the code."""
+    records = sum(one.records for one in clients)
+    a = torch.stack([one.inputs for one in clients]).float()
+    b = torch.stack([one.outputs * (one.records / records) for one in clients]).float()
+    z = torch.einsum("kop,kpi->oi", b, torch.stack([one.mean for one in clients]).float() @ a)
+
+    def applied(w: Tensor) -> Tensor:
+        return torch.bmm(b, w @ a).sum(0)
+
+    w = start.float()
+    before = float((applied(w) - z).norm() / z.norm())
+    for _ in range(steps):
+        w = w - 2 / w.numel() * applied(applied(w) - z)  # B_k and A_k are symmetric
+    return w.double(), before, float((applied(w) - z).norm() / z.norm())
+
+
+def read(folder: Path) -> tuple[nn.Module, list[Layer], list[list[LayerPosterior]], Records]:
+    """A run's mean model, its layers, each layer's posteriors, and the test records."""
+    job = read_simulated(folder, "")
+    task = share_out(job.experiment, None)
+    spec, method = spec_of(job, task), job.method
+    assert isinstance(method, FedLPA)
+    journal, step = Journal(RunFolder(folder).journal), FedLPA.train
+    clients, name = journal.replies_to(0, step.name)[0], step.name
+    replies = [
+        step.reply(**wire.decode(journal.read_reply(0, name, client), step.reply.schema, spec.facts)[0])
+        for client in clients
+    ]
+    model = spec.new_model()
+    load(model, mean_weights(replies, "records"))
+    known = layers(model, spec.shape)
+    posteriors = [
+        [
+            LayerPosterior(one.num_records, layer.matrix(one.weights), *(damped(f, method.damping) for f in pair))
+            for layer, pair in zip(known, unpacked(one.factors, known), strict=True)
+        ]
+        for one in replies
+    ]
+    return model, known, [list(layer) for layer in zip(*posteriors, strict=True)], task.test
+
+
+def measured(folder: Path, steps: int) -> dict[str, Any]:
+    """Accuracies of the three solutions, and the shares of Z that they leave, layer by layer."""
+    model, known, posteriors, test = read(folder)
+    found: dict[str, Any] = {"run": "/".join(folder.parts[-2:]), "layers": []}
+    forms: dict[str, dict[str, Tensor]] = {"expectation": {}, "descent": {}, "exact": {}}
+    for layer, clients in zip(known, posteriors, strict=True):
+        start = product_mean(clients, exact=False).mean
+        w, before, after = descended(clients, start, steps)
+        exact = product_mean(clients)
+        for form, solution in (("expectation", start), ("descent", w), ("exact", exact.mean)):
+            forms[form] |= layer.named(solution)
+        distance = float((w - exact.mean).norm() / (start - exact.mean).norm())
+        found["layers"].append(
+            {"layer": layer.name, "entries": w.numel(), "left before": before, "left after": after}
+            | {"left by exact": exact.residual, "distance after to before": distance}
+        )
+        print(found["layers"][-1], flush=True)
+    for form, weights in forms.items():
+        load(model, weights)
+        found[form] = evaluate(model, test)
+    print({form: found[form] for form in forms}, flush=True)
+    return found
+
+
+def main() -> None:
+    """Measure the runs, one after another; the file has those that are done."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--to", default="benchmarks/results/fedlpa-descent.json")
+    args = parser.parse_args()
+    table: list[dict[str, Any]] = []
+    for folder in args.runs:
+        table.append(measured(folder, args.steps))
+        record.keep(args.to, table, steps=args.steps)
+
+
+if __name__ == "__main__":
+    main()
