@@ -97,8 +97,17 @@ def test_fedlpa_beside_the_mean_and_the_ensemble_of_the_same_uploads() -> None:
 
 
 def test_what_the_descent_of_fedlpa_s_code_reaches() -> None:
-    for run, split in zip(result("fedlpa-descent.json"), ("Dir(.1)", "IID"), strict=True):
-        row = cells("fedlpa.md", split)
-        assert row[1:] == [f"{100 * run[form]:.1f}" for form in ("expectation", "descent", "exact")] + [
-            f"{100 * one['left before']:.1f} to {100 * one['left after']:.1f}" for one in run["layers"]
+    runs = result("fedlpa-descent.json")
+    for split, name in (("Dir(.1)", "dirichlet-0-1"), ("IID", "iid")):
+        own = [run for run in runs if name in run["run"]]
+        assert len(own) == 3
+        assert cells("fedlpa.md", split)[1:] == [
+            spread([run[form] for run in own]) for form in ("expectation", "descent", "exact")
         ]
+    page = " ".join((ROOT / "docs" / "methods" / "fedlpa.md").read_text().split())
+    later = [layer for run in runs for layer in run["layers"][1:]]
+    for words, values in (
+        ("% of the way to the solution", [1 - layer["distance after to before"] for layer in later]),
+        ("% of the equation's right side.", [layer["left after"] for layer in later]),
+    ):
+        assert f"{100 * min(values):.1f} to {100 * max(values):.1f} {words}" in page
