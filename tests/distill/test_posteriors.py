@@ -259,3 +259,9 @@ def test_a_factor_that_no_client_can_have_loses_its_negative_eigenvalues() -> No
     assert torch.equal(damped(good, 0.04), good + 0.2 * torch.eye(3).double())
     bad = torch.diag(torch.tensor([2.0, -5.0, 1.0], dtype=torch.float64))
     torch.testing.assert_close(damped(bad, 0.04), good + 0.2 * torch.eye(3).double(), rtol=1e-12, atol=1e-12)
+
+
+def test_singular_factors_are_refused_with_the_remedy() -> None:
+    nothing = torch.zeros(2, 2).double()
+    with pytest.raises(ValueError, match=r"side 2, up to 0, is not positive definite; take a larger --damping"):
+        product_mean([LayerPosterior(3, nothing, nothing, nothing)])
