@@ -6,6 +6,7 @@ and takes steps ``W - dL/dW`` of ``L = mean((sum_k p_k B_k W A_k - Z)^2)``, a me
 step by step too for layers of at most `LITERAL` entries.
 
 Usage: python benchmarks/posterior_descent.py RUN [RUN ...] [--steps 10000]    (RUN as of benchmarks/posteriors.sh)
+       python benchmarks/posterior_descent.py --quick --to OUT.json            (a small run of its own, and 100 steps)
 """
 
 import argparse
@@ -17,6 +18,7 @@ import record
 import torch
 from torch import Tensor, nn
 
+import fedstill
 from fedstill.attacks.uploads import read_simulated, share_out, spec_of
 from fedstill.base.records import Records
 from fedstill.distill.posteriors import Layer, LayerPosterior, damped, layers, product_mean, unpacked
@@ -146,10 +148,18 @@ def measured(folder: Path, steps: int) -> dict[str, Any]:
 def main() -> None:
     """Measure the runs, one after another; the file has those that are done."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("runs", type=Path, nargs="*")
+    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--to", default="benchmarks/results/fedlpa-descent.json")
     args = parser.parse_args()
+    if args.quick:
+        folder = Path(args.to).with_suffix("")
+        local = {"lr": 0.05, "epochs": 2}
+        fedstill.run("fedlpa", data="digits", model="lenet:padding=2", clients=3, workers=0, local=local, out=folder)
+        args.runs, args.steps = [folder], 100
+    elif not args.runs:
+        parser.error("there are 0 runs; name the folders of some, as of benchmarks/posteriors.sh")
     table: list[dict[str, Any]] = []
     for folder in args.runs:
         table.append(measured(folder, args.steps))

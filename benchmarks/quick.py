@@ -64,6 +64,8 @@ SHORT = {
     "one_upload": "one_upload.sh",
     "pareto": "pareto.sh mnist",
     "peers": "peers run --repeats 1",
+    "posterior_descent": "posterior_descent.py --quick --to {out}.json",
+    "posteriors": "posteriors.sh",
     "private_steps": "private_steps.py --old . --size 32 --steps 2 --repeats 1",
     "reply_times": "reply_times.py --repeats 2",
     "rogue_clients": "rogue_clients.py",
