@@ -14,12 +14,13 @@ Differs from the paper (docs/methods/deepafl.md has the whole list):
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Ge, Le
 from jaxtyping import Float, Float64
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -35,23 +36,47 @@ from fedstill.privacy.logistic import extend
 from fedstill.protocol import Client, Federation, Method, load, public_images, step
 
 Solved = dict[str, Tensor]
-"""Blocks, radii and a head by the names of `Residual`."""
+"""All blocks' D_t and U_t, radii and the last head, by the names of `Residual`."""
 _BATCH = 1000
 """Public records whose rows are computed at a time."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """The network so far; the arguments of a request.
+
+    Attributes:
+        seed: seed of the random layers.
+        down: D_0 to D_{t-1}, ``(t, r, m)``.
+        up: U_0 to U_{t-1}, ``(t, d, r)``.
+        radii: lengths to which rows are clipped, ``(t + 1,)``.
+    """
+
+    seed: int
+    down: Float[Tensor, "blocks rank expanded"]
+    up: Float[Tensor, "blocks units rank"]
+    radii: Float[Tensor, " rows"]
+
+    @classmethod
+    def after(cls, blocks: int, solved: Solved, seed: int) -> "Built":
+        """The network after some of the blocks that are solved."""
+        return cls(seed, solved["down"][:blocks], solved["up"][:blocks], solved["radii"][: blocks + 1])
 
 
 class DeepAFL(MomentSums, Method):
     """A sum for each block; the server solves for a head, and for the block that explains what the head misses."""
 
     numeric: ClassVar[bool] = True
-    blocks: NonNegativeInt = 5
-    """Residual blocks (T); clients send a sum for each, and one for the last head."""
+    rounds: PositiveInt = 6
+    """Sums that a client sends (T + 1): one for each residual block, and one for the last head."""
     width: PositiveInt = 256
     """Entries of the rows x_t that blocks add to (d_Phi)."""
     expanded: PositiveInt = 256
     """Entries of the random features f_t within a block (d_F)."""
     activation: Activation = "gelu"
     """Activation of the random features."""
+    gain: PositiveFloat = 0.5
+    """Root mean square of the network's inputs, the entries of rows of public features."""
     ridge: PositiveFloat = 1.0
     """Multiple of the identity added to the sums of products of x_t, for the heads (lambda)."""
     block_ridge: PositiveFloat = 0.05
@@ -62,9 +87,14 @@ class DeepAFL(MomentSums, Method):
     """Quantile of the public rows' lengths to which rows within the network are clipped."""
 
     @property
+    def blocks(self) -> int:
+        """Residual blocks (T)."""
+        return self.rounds - 1
+
+    @property
     @override
     def releases(self) -> int:
-        return self.blocks + 1
+        return self.rounds
 
     @override
     def server(self, fed: Federation) -> nn.Module:
@@ -72,17 +102,18 @@ class DeepAFL(MomentSums, Method):
         inputs, last = self._public_inputs(fed, features), self.blocks
         known = self._empty(fed.num_classes)  # D_t, U_t, radii and the last head W_t
         model = nn.Sequential(row_model(fed, features, self), nn.Identity())
-        for round in fed.rounds(last + 1, known):
+        for round in fed.rounds(self.rounds, known):
             t = round.number - 1
             dims = self.width + (self.expanded if t < last else 0)  # of (x_t, f_t), or of x_T
             exactly = sizes(fed, features, self, dims=dims, fewer="--width, --expanded")
-            known["radii"][t] = self._radius(self.network(inputs.shape[1], seed, known, t).to(fed.device), inputs)
-            solved = {"down": known["down"][:t], "up": known["up"][:t], "radii": known["radii"][: t + 1]}
-            sums = fed.sum(self.sum_up, exactly=exactly, features=features, seed=seed, **solved)
+            built = Built.after(t, known, seed)
+            # a part of known, which the next line changes in place
+            built.radii[t] = self._radius(self.network(inputs.shape[1], built).to(fed.device), inputs)
+            sums = fed.sum(self.sum_up, exactly=exactly, features=features, built=built)
             load(known, self.next_block(add_up(sums, self, fed.delta, fed.device), known, t))
-            model[1] = self.network(inputs.shape[1], seed, known, t, known["head"]).to(fed.device)
+            model[1] = self.network(inputs.shape[1], built, known["head"]).to(fed.device)
             round.log(accuracy=fed.evaluate(model))
-        model[1] = self.network(inputs.shape[1], seed, known, last, known["head"]).to(fed.device)
+        model[1] = self.network(inputs.shape[1], Built.after(last, known, seed), known["head"]).to(fed.device)
         return model
 
     def next_block(self, total: Total, known: Solved, t: int) -> Solved:
@@ -110,22 +141,22 @@ class DeepAFL(MomentSums, Method):
             found |= {"down": down, "up": up}
         return found
 
-    def network(self, inputs: int, seed: int, solved: Solved, t: int, head: Tensor | None = None) -> Residual:
-        """The network after t blocks: of rows (x_t, f_t), x_T after the last, or of logits with a head."""
+    def network(self, inputs: int, built: Built, head: Tensor | None = None) -> Residual:
+        """The network so far: of rows (x_t, f_t), or x_T after the last block, or of logits with a head."""
         dtype = torch.float64 if self.precision == "double" else torch.float32
-        layers = torch.empty(min(t + 1, self.blocks), self.expanded, self.width)
+        layers = torch.empty(min(len(built.down) + 1, self.blocks), self.expanded, self.width)
         biases = layers.new_empty(layers.shape[:2])
         for i in range(len(layers)):
-            layers[i], biases[i] = random_layer(self.width, self.expanded, seed, i + 1)
-        first, first_bias = random_layer(inputs, self.width, seed, 0)
+            layers[i], biases[i] = random_layer(self.width, self.expanded, built.seed, i + 1)
+        first, first_bias = random_layer(inputs, self.width, built.seed, 0)
         tensors = {"first": first, "first_bias": first_bias, "layers": layers, "biases": biases}
-        tensors |= {"down": solved["down"][:t], "up": solved["up"][:t], "radii": solved["radii"][: t + 1]}
+        tensors |= {"down": built.down, "up": built.up, "radii": built.radii}
         tensors |= {} if head is None else {"head": head}
         return self._residual({name: value.to(dtype) for name, value in tensors.items()})
 
     def _residual(self, tensors: Solved) -> Residual:
-        """A network whose inputs, of length sqrt(1 - b^2) at most, get the mean square 1."""
-        gain = math.sqrt(tensors["first"].shape[1] / (1 - self.bias**2))
+        """A network whose inputs, of length sqrt(1 - b^2) at most, are scaled."""
+        gain = self.gain * math.sqrt(tensors["first"].shape[1] / (1 - self.bias**2))
         return Residual(**tensors, gain=gain, activation=self.activation)
 
     def _empty(self, num_classes: int) -> Solved:
@@ -134,7 +165,7 @@ class DeepAFL(MomentSums, Method):
         return {
             "down": torch.zeros(self.blocks, rank, self.expanded, dtype=dtype),
             "up": torch.zeros(self.blocks, self.width, rank, dtype=dtype),
-            "radii": torch.zeros(self.blocks + 1, dtype=dtype),
+            "radii": torch.zeros(self.rounds, dtype=dtype),
             "head": torch.zeros(num_classes, self.width, dtype=dtype),
         }
 
@@ -152,34 +183,26 @@ class DeepAFL(MomentSums, Method):
         """The quantile of the lengths of public rows."""
         device = network.first.device
         with torch.no_grad():
-            lengths = torch.cat([network.rows(some.to(device)).norm(dim=1) for some in inputs.split(_BATCH)])
+            batches = (inputs[start : start + _BATCH].to(device) for start in range(0, len(inputs), _BATCH))
+            lengths = torch.cat([network.rows(some).norm(dim=1) for some in batches])
         return max(float(lengths.double().quantile(self.quantile)), 1e-6)
 
     @step
-    def sum_up(
-        self,
-        client: Client,
-        features: PublicFeatures,
-        seed: int,
-        down: Float[Tensor, "blocks rank expanded"],
-        up: Float[Tensor, "blocks units rank"],
-        radii: Float[Tensor, " rows"],
-    ) -> Sums:
+    def sum_up(self, client: Client, features: PublicFeatures, built: Built) -> Sums:
         """Release the sums of products of (x_t, f_t), or of x_T after the last block, and their sums by class."""
-        solved = {"down": down, "up": up, "radii": radii}
-        network = self.network(features.projection.shape[1], seed, solved, len(down)).to(client.device)
-        dims = self.width + (self.expanded if len(down) < self.blocks else 0)
+        network = self.network(features.projection.shape[1], built).to(client.device)
+        dims = self.width + (self.expanded if len(built.down) < self.blocks else 0)
 
         def rows(mapped: Float[Tensor, "n dims"]) -> Float[Tensor, "n q"]:
             inputs = self._inputs(mapped, features).to(client.device, network.first.dtype)
             return rowwise.features(_rows, [network], Examples(inputs, inputs[:, 0]))
 
-        return release_moments(client, features, self, embedding=Embedding(dims, float(radii[-1]), rows))
+        return release_moments(client, features, self, embedding=Embedding(dims, float(built.radii[-1]), rows))
 
     @property
     @override
     def first_reply(self) -> tuple[Any, ...]:
-        own = self.blocks, self.width, self.expanded, self.activation, self.quantile
+        own = self.rounds, self.width, self.expanded, self.activation, self.gain, self.quantile
         return *super().first_reply, type(self), *own
 
     @override

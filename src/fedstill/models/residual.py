@@ -1,5 +1,6 @@
 """Residual networks that are solved layer by layer (DeepAFL): random layers, and maps of few numbers between them."""
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -82,23 +83,31 @@ class Residual(nn.Module):
         x = functional.linear(u.to(self.first.dtype) * self.gain, self.first, self.first_bias).tanh()
         for t in range(len(self.down)):
             z = self._shortened(torch.cat([x, self._random(x, t)], 1), t)
-            x, f = z.split([x.shape[1], z.shape[1] - x.shape[1]], 1)
-            x = x + functional.linear(functional.linear(f.contiguous(), self.down[t]), self.up[t])
+            x, f = z[:, : x.shape[1]], z[:, x.shape[1] :].contiguous()
+            x = x + functional.linear(functional.linear(f, self.down[t]), self.up[t])
         last = len(self.down)
         return torch.cat([x, self._random(x, last)], 1) if len(self.layers) > last else x
 
     def forward(self, u: Float[Tensor, "n p"]) -> Float[Tensor, "n outputs"]:
         """Logits; without a head, rows of at most the last radius."""
-        z = self._shortened(self.rows(u), -1)
-        return z if self.head is None else functional.linear(z[:, : self.head.shape[1]], self.head).float()
+        z: Tensor = self._shortened(self.rows(u), -1)
+        if self.head is None:
+            return z
+        logits: Tensor = functional.linear(z[:, : self.head.shape[1]], self.head)
+        return logits.float()
 
     def _random(self, x: Tensor, t: int) -> Tensor:
-        f = functional.linear(x, self.layers[t], self.biases[t])
-        return f.relu() if self.activation == "relu" else _SMOOTH[self.activation](f)
+        return _FUNCTIONS[self.activation](functional.linear(x, self.layers[t], self.biases[t]))
 
     def _shortened(self, z: Tensor, t: int) -> Tensor:
         length = z.norm(dim=1, keepdim=True)
-        return z * (self.radii[t] / length.maximum(self.radii[t]))
+        short: Tensor = z * (self.radii[t] / length.maximum(self.radii[t]))
+        return short
 
 
-_SMOOTH = {"gelu": functional.gelu, "tanh": torch.tanh, "sigmoid": torch.sigmoid}
+_FUNCTIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+}
