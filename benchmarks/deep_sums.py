@@ -16,7 +16,7 @@ from typing import Any
 
 import record
 import torch
-from moments import DELTA, Mapped, raw_features, settings_of
+from moments import DELTA, Mapped, raw_features, settings_of, summed
 from torch import Tensor
 
 from fedstill import methods
@@ -27,7 +27,7 @@ from fedstill.methods.parts.moments import Sums, mechanism_facts
 from fedstill.models.residual import Residual
 from fedstill.privacy.logistic import extend
 from fedstill.privacy.second_moments import SecondMoments
-from fedstill.protocol import Released, Summation
+from fedstill.protocol import Released
 
 CLASSES = 10
 
@@ -55,13 +55,12 @@ def total_of(method: Any, task: Task, dims: int, net: Residual | None, seed: int
     """What the server adds up of ten clients, of which client k has the records of class k."""
     radius = float(net.radii[-1]) if net else (1 - task.bias**2) ** 0.5
     facts = mechanism_facts(method, DELTA, num_classes=CLASSES, dims=dims, radius=radius, by_class=False)
-    second, first = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    replies = []
     for label in range(CLASSES):
         own = task.x[task.y == label]
         found = SecondMoments(**facts)(_batches(own, label, net), Simulated(stream(seed, "noise", label, t)))
-        second, first = second + found.second.float().double(), first + found.first.float().double()
-    sums = Sums(second=Released(second), first=Released(first))
-    return add_up(Summation(sums, range(CLASSES)), method, DELTA, torch.device("cpu"))
+        replies.append(Sums(second=Released(found.second.float()), first=Released(found.first.float())))
+    return add_up(summed(replies), method, DELTA, torch.device("cpu"))
 
 
 def _batches(rows: Tensor, label: int, net: Residual | None) -> Iterator[tuple[Tensor, Tensor]]:
