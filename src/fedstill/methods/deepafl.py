@@ -70,17 +70,17 @@ class DeepAFL(MomentSums, Method):
     rounds: PositiveInt = 6
     """Sums that a client sends (T + 1): one for each residual block, and one for the last head."""
     width: PositiveInt = 256
-    """Entries of the rows x_t that blocks add to (d_Phi)."""
+    """Entries d of the rows x_t that blocks add to (hidden_dim in the authors' code)."""
     expanded: PositiveInt = 256
-    """Entries of the random features f_t within a block (d_F)."""
+    """Entries m of the random features f_t within a block (fe in the authors' code)."""
     activation: Activation = "gelu"
     """Activation of the random features."""
     gain: PositiveFloat = 0.5
     """Root mean square of the network's inputs, the entries of rows of public features."""
     ridge: PositiveFloat = 1.0
-    """Multiple of the identity added to the sums of products of x_t, for the heads (lambda)."""
+    """Multiple of the identity added to the sums of products of x_t, for heads (lambda; reg in the authors' code)."""
     block_ridge: PositiveFloat = 0.05
-    """Penalty of the squared entries of a block's map (gamma)."""
+    """Penalty of the squared entries of a block's map (gamma; reg_sand in the authors' code)."""
     noise_ridge: NonNegativeFloat = 0.7
     """More of both, as a multiple of the largest eigenvalue that the noise is expected to have."""
     quantile: Annotated[float, Ge(0), Le(1)] = 1.0
@@ -120,7 +120,7 @@ class DeepAFL(MomentSums, Method):
         """The head ``W_t = (sum X^T X + lambda I)^-1 sum X^T Y``, and for t < T the block that explains its residuals.
 
         The block's map D minimises ``|R - F D W|^2 + gamma |D|^2`` with the residuals ``R = Y - X W``, over all
-        clients' records (the paper's sandwiched least squares): ``F^T F D W W^T + gamma D = F^T R W^T``. With the
+        clients' records (the authors' sandwiched least squares): ``F^T F D W W^T + gamma D = F^T R W^T``. With the
         singular values ``W = U S V^T``, D is ``A U^T``, of which column j is ``(s_j^2 F^T F + gamma I)^-1 s_j F^T R
         v_j``; ``F^T R = F^T Y - F^T X W`` needs no other sum.
         """
