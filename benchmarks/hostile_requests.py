@@ -53,7 +53,7 @@ LABELS = {**SMALL["fedgm-labels"], "relabel": "none", "matching": {"nets": 1, "s
 METHODS: dict[str, dict[str, Any]] = {
     **{name: SMALL[name] for name in ("fedavg-p", "fedd-p")},
     "fedauxfdp": {**SMALL["fedauxfdp"], "negatives": 0.9},
-    **{name: SMALL[name] for name in ("afl", "fedcgs", "fedcgs-p", "gh-ofl", "safle")},
+    **{name: SMALL[name] for name in ("afl", "deepafl", "fedcgs", "fedcgs-p", "gh-ofl", "safle")},
     "fedpft": {**SMALL["fedpft"], "epsilon": 1.0, "mixture": {"components": 1, "covariance": "full"}},
     "fedcof": {**SMALL["fedcof"], "epsilon": 1.0},
     **{name: SMALL[name] for name in ("fedgm-records", "fedrd-records")},
@@ -67,7 +67,7 @@ _MOMENTS = {"bias": (1e-3, 0.999), "share": (1e-3, 0.999)}
 NUMBERS: dict[str, dict[str, tuple[float, float]]] = {
     **dict.fromkeys(("fedavg-p", "fedd-p"), _HEAD),
     "fedauxfdp": {**_HEAD, "scores.penalty": (0.01, 1e3)},
-    **dict.fromkeys(("afl", "fedcgs", "fedcgs-p", "gh-ofl", "safle", "fedpft"), _MOMENTS),
+    **dict.fromkeys(("afl", "deepafl", "fedcgs", "fedcgs-p", "gh-ofl", "safle", "fedpft"), _MOMENTS),
     "fedcof": {"bias": (1e-3, 0.999)},
     **dict.fromkeys(("fedgm-records", "fedrd-records"), {"count_share": (1e-3, 0.999)}),
     **dict.fromkeys(("dp-fl", "adap-dp-fl", "fedkd", "fedkadp"), {"local.lr": _LENGTHS, "local.clip": _LENGTHS}),

@@ -11,7 +11,7 @@ Usage: python benchmarks/moments.py --data mnist --model scattering --public noi
 import argparse
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from fedstill.models.patches import Patches
 from fedstill.privacy.accounting import release_noise
 from fedstill.privacy.logistic import extend
 from fedstill.privacy.second_moments import Moments, SecondMoments
-from fedstill.protocol import Released
+from fedstill.protocol import Released, Summation
 
 DELTA = 1e-5
 Rows = tuple[Tensor, Tensor]
@@ -115,6 +115,13 @@ def released(exact: Moments, mechanism: SecondMoments, noise: Simulated) -> Sums
     )
 
 
+def summed(replies: Sequence[Sums]) -> Summation[Sums]:
+    """The clients' total in float64, as the server has it."""
+    second = torch.stack([reply.second.value.double() for reply in replies]).sum(0)
+    first = torch.stack([reply.first.value.double() for reply in replies]).sum(0)
+    return Summation(Sums(second=Released(second), first=Released(first)), range(len(replies)))
+
+
 def accuracy(method: Any, total: Total, judged: list[Rows]) -> float:
     """Of the head, or of the quadratic classifier, on batches of rows that are clipped as in training."""
     quadratic = getattr(method, "classifier", "") == "qda"
@@ -176,7 +183,7 @@ def main() -> None:
                     noise = [Simulated(stream(seed, "noise", client)) for client in range(classes)]
                     replies = [released(e, mechanism, n) for e, n in zip(sums[by_class], noise, strict=True)]
                     began = time.process_time()
-                    total = add_up(replies, method, DELTA, torch.device("cpu"))
+                    total = add_up(summed(replies), method, DELTA, torch.device("cpu"))
                     scores.append(accuracy(method, total, judged))
                     seconds += time.process_time() - began
                 row = {"method": text, "dims": mapped.dims, "epsilon": method.epsilon, "accuracies": scores}

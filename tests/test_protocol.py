@@ -198,6 +198,7 @@ def test_methods_with_a_model_of_their_own_rebuild_it() -> None:
         "fedauxfdp",
         "fedaux-f",
         "afl",
+        "deepafl",
         "fedcgs",
         "gh-ofl",
         "fedpft",

@@ -71,6 +71,7 @@ from fedstill.methods.fafi import FAFI as FAFI
 from fedstill.methods.fedlpa import FedLPA as FedLPA
 from fedstill.methods.fedsd2c import FedSD2C as FedSD2C
 from fedstill.methods.afl import AFL as AFL
+from fedstill.methods.deepafl import DeepAFL as DeepAFL
 from fedstill.methods.fedcgs import FedCGS as FedCGS
 from fedstill.methods.fedcgs_p import FedCGSP as FedCGSP
 from fedstill.methods.fedcof import FedCOF as FedCOF

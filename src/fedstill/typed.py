@@ -402,10 +402,12 @@ class SharedSettings(TypedDict, total=False):
 
 
 class RunSettings(SharedSettings, total=False):
+    activation: Literal["gelu"] | Literal["relu"] | Literal["tanh"] | Literal["sigmoid"]
     aggregate: Literal["ensemble"] | Literal["distilled"]
     average: Literal["logits"] | Literal["probabilities"]
     beta: float
     bias: float
+    block_ridge: float
     body: SGD | SGDSettings
     buckets: HeadsBuckets | HeadsBucketsSettings
     choice: Literal["random"] | Literal["representatives"] | Literal["crops"]
@@ -428,6 +430,7 @@ class RunSettings(SharedSettings, total=False):
     energy_last: float
     epochs: int
     epsilon: float | None
+    expanded: int
     extractor: Extractor | ExtractorSettings
     factor: float
     feedback: Feedback | FeedbackSettings
@@ -441,6 +444,7 @@ class RunSettings(SharedSettings, total=False):
     )
     formation: int
     fusion: Literal["records"] | Literal["uniform"] | Literal["informative"]
+    gain: float
     generation: (
         Generation
         | GenerationSettings
@@ -490,6 +494,7 @@ class RunSettings(SharedSettings, total=False):
     projection: SgdAdam | SgdAdamSettings
     proxy: float
     pull: float
+    quantile: float
     relabel: Literal["likeliest"] | Literal["drop"] | Literal["none"]
     revisit: SgdAdam | SgdAdamSettings
     reweighting: BoostingReweighting | BoostingReweightingSettings
@@ -534,6 +539,7 @@ class RunSettings(SharedSettings, total=False):
     vectors: Literal["float32"] | Literal["float16"]
     views: AugmentViews | AugmentViewsSettings
     weighting: Literal["records"] | Literal["uniform"] | Literal["counts"] | Literal["equal"]
+    width: int
     within: bool
     seed: int
 

@@ -22,6 +22,7 @@ TASK = {"data": "digits", "clients": 2, "limit": 80, "model": "convnet:width=8,d
 SERVER: dict[str, dict[str, Any]] = {
     "afl": {"ridge": 3.0},
     "co-boosting": {"epochs": 1},
+    "deepafl": {"ridge": 3.0},
     "dense": {"epochs": 1},
     "fafi": {},
     "fed-adi": {"epochs": 1},

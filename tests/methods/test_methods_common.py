@@ -36,6 +36,7 @@ PRIVATE = {
     "fedgm-records": "record",
     "fedrd-records": "record",
     "afl": "record",
+    "deepafl": "record",
     "fedcgs": "record",
     "fedcgs-p": "record",
     "gh-ofl": "record",

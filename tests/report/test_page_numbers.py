@@ -22,8 +22,8 @@ def cells(page: str, first: str) -> list[str]:
     return [cell.replace("*", "").strip() for cell in row.strip("|").split("|")]
 
 
-def spread(values: list[float]) -> str:
-    return f"{100 * mean(values):.1f} ± {100 * stdev(values):.1f}"
+def spread(values: list[float], digits: int = 1) -> str:
+    return f"{100 * mean(values):.{digits}f} ± {100 * stdev(values):.{digits}f}"
 
 
 @pytest.mark.parametrize(("words", "fusion"), [("records", "records"), ("informativeness", "informative")])
@@ -111,3 +111,39 @@ def test_what_the_descent_of_fedlpa_s_code_reaches() -> None:
         ("% of the equation's right side.", [layer["left after"] for layer in later]),
     ):
         assert f"{100 * min(values):.1f} to {100 * max(values):.1f} {words}" in page
+
+
+def test_deepafl_beside_afl() -> None:
+    rows = {row["method"]: row for row in result("deepafl-fashion_mnist.json")}
+    deep = "deepafl:dims=512,width=512,expanded=512,rounds=6"
+    assert len(rows) == 4 and len(rows[deep]["accuracies"]) == 3
+    for dims in (512, 1024, 2048):
+        (alone,) = rows[f"afl:dims={dims}"]["accuracies"]
+        assert cells("deepafl.md", f"AFL, {dims:,} directions")[1:] == [
+            size(rows[f"afl:dims={dims}"]["bytes"]),
+            "1",
+            f"{100 * alone:.2f}",
+        ]
+    for blocks, values in enumerate(zip(*rows[deep]["depths"], strict=True)):
+        _, up, rounds, accuracy = cells("deepafl.md", f"DeepAFL, 512, after {blocks} block{'s' * (blocks != 1)}")
+        sent = blocks * upload(1024) + upload(512)
+        assert (up, rounds, accuracy) == (size(sent), str(blocks + 1), spread(list(values), digits=2))
+    assert rows[deep]["bytes"] == 5 * upload(1024) + upload(512)
+
+
+def test_deepafl_under_noise() -> None:
+    names = ("AFL, epsilon 4", "DeepAFL, epsilon 4, no block", "DeepAFL, epsilon 4, one block of 64")
+    rows = result("deepafl-fashion_mnist-eps4.json")
+    for first, row in zip(names, rows, strict=True):
+        _, up, _, accuracy = cells("deepafl.md", first)
+        assert row["epsilon"] == 4 and len(row["accuracies"]) == 3
+        assert (up, accuracy) == (size(row["bytes"]), spread(row["accuracies"], digits=2))
+
+
+def upload(width: int, classes: int = 10) -> int:
+    """Bytes of the sums of rows of this width and their constant."""
+    return 4 * ((width + 1) * (width + 2) // 2 + classes * (width + 1))
+
+
+def size(count: int) -> str:
+    return f"{count / 1e6:.3g} MB" if count >= 1e6 else f"{count / 1e3:.3g} kB"

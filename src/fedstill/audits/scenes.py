@@ -328,6 +328,7 @@ SCENES: dict[str, Callable[[str, float], Scene]] = {
     "fedd-p": partial(_heads, **_STUDENT),
     "fedauxfdp": partial(_heads, **_STUDENT, negatives=0.05, scores={"penalty": 0.5}),
     "afl": _moments,
+    "deepafl": partial(_moments, rounds=2, width=16, expanded=16, quantile=0.0),
     "fedcgs": _moments,
     "fedcgs-p": partial(_moments, local={"epochs": 1}),
     "gh-ofl": partial(_moments, classifier="qda"),

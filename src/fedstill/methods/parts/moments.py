@@ -59,6 +59,11 @@ class MomentSums(OnFeatures):
         return self.bias
 
     @property
+    def releases(self) -> int:
+        """Number of sums that a client releases, which share epsilon."""
+        return 1
+
+    @property
     def scale(self) -> float:
         """Factor of the numbers sent: in half precision, so that sums of millions of records fit its range."""
         return 2.0**-10 if self.precision == "half" else 1.0
@@ -74,9 +79,14 @@ def whole_steps(settings: MomentSums, masked: bool) -> int | None:
     return settings.steps or (WHOLE_STEPS if masked else None)
 
 
+def _multiplier(settings: MomentSums, delta: float) -> float:
+    """The noise multiplier of each of a client's releases."""
+    return release_noise(settings.epsilon, delta, precision_share=1 / settings.releases)
+
+
 def noise_of(settings: MomentSums, delta: float) -> tuple[float, float]:
     """Standard deviations of the noise that the guarantee counts on in a diagonal entry of G, and in an entry of H."""
-    multiplier = release_noise(settings.epsilon, delta)
+    multiplier = _multiplier(settings, delta)
     return multiplier / math.sqrt(1 - settings.share), multiplier / math.sqrt(settings.share)
 
 
@@ -101,8 +111,9 @@ def sizes(
     *,
     by_class: bool = False,
     dims: int | None = None,
+    fewer: str = "--space.dims",
 ) -> dict[str, int]:
-    """The sizes of a reply, for `Federation.ask`; ``dims`` are those of embedded rows.
+    """The sizes of a reply, for `Federation.ask`; ``dims`` are those of embedded rows, which ``fewer`` makes shorter.
 
     Raises:
         ValueError: the reply would be larger than a message may be; no client has released anything yet.
@@ -114,7 +125,7 @@ def sizes(
         raise ValueError(
             f"each client would send {size / 1e6:.0f} MB, the sums of products of {width - 1} features"
             + (f" for each of {groups} classes" if by_class else "")
-            + f", but the limit is {fed.max_bytes / 1e6:.0f} MB; use a smaller --space.dims or a larger "
+            + f", but the limit is {fed.max_bytes / 1e6:.0f} MB; use a smaller {fewer} or a larger "
             "--max-message-mb"
         )
     return {"groups": groups, "entries": entries(width), "moments": width}
@@ -128,7 +139,7 @@ def mechanism_facts(
         "num_classes": num_classes,
         "dims": dims,
         "radius": radius,
-        "noise_multiplier": release_noise(settings.epsilon, delta),
+        "noise_multiplier": _multiplier(settings, delta),
         "bias": settings.bias,
         "share": settings.share,
         "by_class": by_class,
