@@ -23,6 +23,8 @@ from fedstill.privacy.sum_ranges import OutOfRange
 from fedstill.protocol import Released, Summation
 
 TINY: dict[str, Any] = {
+    "rounds": 1,
+    "neighbours": 1,
     "extractor": {"pretrain": "none"},
     "space": {"dims": 8},
     "candidates": 12,
@@ -123,7 +125,7 @@ def test_noise_is_that_of_the_epsilon_over_all_rounds(digits: DataSet, tmp_path:
 
 def test_masked_votes_are_the_open_ones_and_cost_noise_once(tmp_path: Path) -> None:
     task: dict[str, Any] = {"data": "digits", "clients": 6, "public": "held=200", "model": "convnet:width=8,depth=1"}
-    task |= {"workers": 0, "rounds": 2, "neighbours": 3, **TINY}
+    task |= {"workers": 0, **TINY, "rounds": 2, "neighbours": 3}
     masked, opened = (
         fedstill.run("sim-pe", sums=s, out=tmp_path / s, epsilon=None, **task) for s in ("masked", "open")
     )
@@ -141,24 +143,34 @@ def summed(counts: Tensor, clients: int = 4, adders: int = 4, records: int | Non
 
 def test_the_threshold_is_taken_off_and_no_class_is_lost_to_it() -> None:
     counts = torch.tensor([[9.0, 1.0, 20.0], [3.0, 2.0, -4.0], [-1.0, -2.0, -3.0]])
-    method = SimPE(epsilon=1.0, threshold=2.0)
+    method, places = SimPE(epsilon=1.0, threshold=2.0), torch.arange(9).view(3, 3)
     std = release_noise(1.0, 1e-5)
     assert 7 < 2 * std < 8
-    found = method.weights(summed(counts), 1e-5)
+    found = method.weights(summed(counts), places, 1e-5)
     expected = torch.tensor([[9 - 2 * std, 0, 20 - 2 * std], [3.0, 0, 0], [0, 0, 0]])
     torch.testing.assert_close(found, expected.double(), rtol=1e-5, atol=1e-5)
-    wider = method.weights(summed(counts, clients=16, adders=4), 1e-5)  # noise of sixteen: twice the deviation
+    wider = method.weights(summed(counts, clients=16, adders=4), places, 1e-5)  # noise of sixteen: twice the deviation
     torch.testing.assert_close(wider[0], torch.tensor([0, 0, 20 - 4 * std]).double(), rtol=1e-5, atol=1e-5)
-    plain = SimPE(epsilon=None).weights(summed(counts), 1e-5)
+    plain = SimPE(epsilon=None).weights(summed(counts), places, 1e-5)
     assert torch.equal(plain, counts.clamp_min(0).double())
+
+
+def test_a_public_record_counts_for_the_class_with_the_most_votes_alone() -> None:
+    counts = torch.tensor([[5.0, 1.0, 2.0], [4.0, 3.0, 0.0], [0.0, 0.0, 1.0]])
+    places = torch.tensor([[7, 8, 9], [7, 6, 8], [5, 4, 9]])
+    own, every = (SimPE(epsilon=None, contrast=c).weights(summed(counts), places, 1e-5) for c in (True, False))
+    assert torch.equal(every, counts.double())
+    # 7 is the first class's, 8 too, as it has no vote of the second, and 9 as well; the third keeps its only candidate
+    assert own.tolist() == [[5, 1, 2], [0, 3, 0], [0, 0, 1]]
 
 
 def test_a_total_that_no_records_give_is_refused() -> None:
     counts = torch.zeros(3, 4)
     counts[1, 2] = 900
-    SimPE().weights(summed(counts, records=1000), 1e-5)
+    places = torch.arange(12).view(3, 4)
+    SimPE().weights(summed(counts, records=1000), places, 1e-5)
     with pytest.raises(OutOfRange, match="100 votes of 4 clients"):
-        SimPE().weights(summed(counts, records=100), 1e-5)
+        SimPE().weights(summed(counts, records=100), places, 1e-5)
 
 
 def test_candidates_are_drawn_with_their_votes_as_probabilities() -> None:
@@ -170,7 +182,7 @@ def test_candidates_are_drawn_with_their_votes_as_probabilities() -> None:
 
 def test_a_variation_is_one_of_the_nearest_public_records(digits: DataSet, tmp_path: Path) -> None:
     public = small.noise_images(digits)
-    method = SimPE(**TINY, neighbours=5)
+    method = SimPE(**{**TINY, "neighbours": 5})
     fed = small.holding([(np.arange(20), np.arange(0))], method, few(digits), tmp_path, public=public)
     net, features, _ = mapped(digits)
     rows = features.rows(net, public()).double()
@@ -185,7 +197,7 @@ def test_a_variation_is_one_of_the_nearest_public_records(digits: DataSet, tmp_p
 def test_labels_of_public_records_are_not_used(digits: DataSet, tmp_path: Path) -> None:
     data, public = few(digits), small.noise_images(digits)()
     other = replace(public, labels=public.labels.flip(0))
-    method, found = SimPE(**TINY, epsilon=None, rounds=2, neighbours=3), []
+    method, found = SimPE(**{**TINY, "epsilon": None, "rounds": 2, "neighbours": 3}), []
     for name, some in (("one", public), ("other", other)):
         parts = small.equal_parts(data.train, 4)
         fed = small.holding(parts, method, data, tmp_path / name, public=_Given(some))

@@ -8,10 +8,12 @@ Instead of Foundation Models", 2025 (arXiv:2502.05505).
 Differs from the papers (docs/methods/sim-pe.md has the whole list):
 
 * the records are the clients', whose votes are added up as a sum with discrete noise;
-* all classes begin with the same candidates, and one round is the default;
-* the threshold is in standard deviations of the noise, and a class that nothing of passes keeps its first candidate.
+* all classes begin with the same candidates, and a candidate counts for the class with the most votes alone;
+* the threshold is in standard deviations of the noise, and a class of which nothing passes keeps its first candidate;
+* the model is a linear head on public features by default, which are also those in which the nearest is sought.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
@@ -65,14 +67,16 @@ class SimPE(OnFeatures, Method):
     protects: ClassVar[str] = "record"
     epsilon: Epsilon = 1.0
     """Privacy cost of all rounds at the run's delta; None adds no noise and guarantees nothing."""
-    rounds: PositiveInt = 1
+    rounds: PositiveInt = 2
     """Rounds of votes (T), which share the budget."""
-    candidates: PositiveInt = 200
+    candidates: PositiveInt = 100
     """Public records among which the records of a class choose in one round."""
-    neighbours: PositiveInt = 1
+    neighbours: PositiveInt = 5
     """Nearest public records, itself among them, of which one takes an elected record's place; 1 for itself alone."""
     threshold: NonNegativeFloat = 2.0
     """Votes that are taken off each candidate's (H), in standard deviations of the noise."""
+    contrast: bool = True
+    """Whether a public record that is a candidate of several classes counts for the one with the most votes alone."""
     images: PositiveInt = 200
     """Draws of elected records, with their votes as probabilities, for each class's part of the training set."""
     space: PublicMap = PublicMap(dims=64, ridge=0.3)
@@ -105,7 +109,7 @@ class SimPE(OnFeatures, Method):
                 parents = torch.where(drawn >= 0, carry["population"].gather(1, drawn.clamp_min(0)), population)
                 load(carry, {"population": self._varied(fed, features, parents, round.number)})
             summed = fed.sum(self.vote, exactly={"candidates": size}, features=features, population=carry["population"])
-            load(carry, {"weights": self.weights(summed, fed.delta)})
+            load(carry, {"weights": self.weights(summed, carry["population"], fed.delta)})
             round.log(elected=float((carry["weights"] > 0).sum()))
         images = self._training_set(fed, features, carry["population"], carry["weights"])
         fed.show("elected", images)
@@ -116,7 +120,9 @@ class SimPE(OnFeatures, Method):
     def first_reply(self) -> tuple[Any, ...]:
         return type(self), self.extractor, self.space, self.epsilon, self.rounds, self.candidates
 
-    def weights(self, summed: Summation[Votes], delta: float) -> Float64[Tensor, "classes candidates"]:
+    def weights(
+        self, summed: Summation[Votes], population: Population, delta: float
+    ) -> Float64[Tensor, "classes candidates"]:
         """``max(0, votes - H)``: PE's histogram after its threshold, H in deviations of the total's noise.
 
         A class of which no candidate passes keeps the one with the most votes, if it has any.
@@ -127,6 +133,11 @@ class SimPE(OnFeatures, Method):
             check_length(mechanism, total, summed.records, mechanism.steps, len(summed.clients), "votes")
         votes = total.double() / mechanism.steps
         over = (votes - self.threshold * mechanism.noise_multiplier * summed.spread).clamp_min(0)
+        if self.contrast:
+            kinds, which = torch.unique(population, return_inverse=True)
+            best = votes.new_full((len(kinds),), -math.inf)
+            best = best.scatter_reduce(0, which.flatten(), votes.flatten(), "amax")
+            over = over * (votes >= best[which])
         most = (votes * (votes == votes.amax(1, keepdim=True))).clamp_min(0)
         return torch.where(over.sum(1, keepdim=True) > 0, over, most)
 
