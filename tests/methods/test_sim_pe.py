@@ -143,7 +143,7 @@ def summed(counts: Tensor, clients: int = 4, adders: int = 4, records: int | Non
 
 def test_the_threshold_is_taken_off_and_no_class_is_lost_to_it() -> None:
     counts = torch.tensor([[9.0, 1.0, 20.0], [3.0, 2.0, -4.0], [-1.0, -2.0, -3.0]])
-    method, places = SimPE(epsilon=1.0, threshold=2.0), torch.arange(9).view(3, 3)
+    method, places = SimPE(epsilon=1.0, rounds=1, threshold=2.0), torch.arange(9).view(3, 3)
     std = release_noise(1.0, 1e-5)
     assert 7 < 2 * std < 8
     found = method.weights(summed(counts), places, 1e-5)
@@ -180,18 +180,13 @@ def test_candidates_are_drawn_with_their_votes_as_probabilities() -> None:
     assert float((drawn[0] == 2).double().mean()) == pytest.approx(0.75, abs=5 * math.sqrt(0.75 * 0.25 / 4000))
 
 
-def test_a_variation_is_one_of_the_nearest_public_records(digits: DataSet, tmp_path: Path) -> None:
-    public = small.noise_images(digits)
-    method = SimPE(**{**TINY, "neighbours": 5})
-    fed = small.holding([(np.arange(20), np.arange(0))], method, few(digits), tmp_path, public=public)
-    net, features, _ = mapped(digits)
-    rows = features.rows(net, public()).double()
+def test_a_variation_is_one_of_the_nearest_public_records() -> None:
+    rows, rng = torch.randn(64, 8, generator=stream(0, "rows")), stream(0, "variations")
     chosen = torch.arange(64).repeat(200, 1)
-    found = method._varied(fed, features, chosen, 1)
-    order = torch.cdist(rows, rows).argsort(1)[:, :5]
+    found = SimPE(neighbours=5)._varied(rows, chosen, rng)
+    order = torch.cdist(rows.double(), rows.double()).argsort(1)[:, :5]
     assert all(set(found[:, i].tolist()) == set(order[i].tolist()) for i in range(64))
-    alone = SimPE(**TINY)._varied(fed, features, chosen, 1)
-    assert torch.equal(alone, chosen)
+    assert torch.equal(SimPE(neighbours=1)._varied(rows, chosen, rng), chosen)
 
 
 def test_labels_of_public_records_are_not_used(digits: DataSet, tmp_path: Path) -> None:

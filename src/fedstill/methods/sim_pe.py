@@ -53,6 +53,8 @@ _COLUMNS = 16
 """Number that divides the candidates of a product, padded with zeros, so that it rounds all rows alike."""
 
 Population = Int64[Tensor, "classes candidates"]
+Places = Int64[Tensor, " n"]
+Rows = Float[Tensor, "public d"]
 
 
 class Votes(Reply):
@@ -99,6 +101,9 @@ class SimPE(OnFeatures, Method):
     @override
     def server(self, fed: Federation) -> nn.Module:
         public, features = public_images(fed.public, "sim-pe"), public_features(fed, self, "sim-pe")
+        start = torch.zeros(fed.num_classes, features.projection.shape[1] + 1)
+        model = head_model(fed, features, start, self)
+        rows = features.rows(model.trunk, public)
         size = min(self.candidates, len(public))
         first = torch.randperm(len(public), generator=fed.rng("candidates"))[:size]  # RANDOM_API
         population = first.repeat(fed.num_classes, 1)  # S_0
@@ -107,13 +112,17 @@ class SimPE(OnFeatures, Method):
             if round.number > 1:
                 drawn = elected(carry["weights"], size, fed.rng("parents", round.number))
                 parents = torch.where(drawn >= 0, carry["population"].gather(1, drawn.clamp_min(0)), population)
-                load(carry, {"population": self._varied(fed, features, parents, round.number)})
+                load(carry, {"population": self._varied(rows, parents, fed.rng("variations", round.number))})
             summed = fed.sum(self.vote, exactly={"candidates": size}, features=features, population=carry["population"])
             load(carry, {"weights": self.weights(summed, carry["population"], fed.delta)})
             round.log(elected=float((carry["weights"] > 0).sum()))
-        images = self._training_set(fed, features, carry["population"], carry["weights"])
-        fed.show("elected", images)
-        return self._trained(fed, features, images)
+        drawn = elected(carry["weights"], self.images, fed.rng("elected"))
+        labels, places = (drawn >= 0).nonzero(as_tuple=True)
+        if not len(labels):
+            raise ValueError("no candidate has a vote, so the server has 0 records to train on; are there any records?")
+        chosen = self._varied(rows, carry["population"][labels, drawn[labels, places]], fed.rng("variations", 0))
+        self._train(fed, model, rows, chosen.to(rows.device), labels.to(rows.device))
+        return model
 
     @property
     @override
@@ -141,52 +150,31 @@ class SimPE(OnFeatures, Method):
         most = (votes * (votes == votes.amax(1, keepdim=True))).clamp_min(0)
         return torch.where(over.sum(1, keepdim=True) > 0, over, most)
 
-    def _training_set(
-        self, fed: Federation, features: PublicFeatures, population: Population, weights: Tensor
-    ) -> Records:
-        """The elected public records, as often as they are drawn, with the classes that elected them."""
-        drawn = elected(weights, self.images, fed.rng("elected"))
-        labels, places = (drawn >= 0).nonzero(as_tuple=True)
-        if not len(labels):
-            raise ValueError("no candidate has a vote, so the server has 0 records to train on; are there any records?")
-        chosen = self._varied(fed, features, population[labels, drawn[labels, places]][None], 0)[0]
-        public = public_images(fed.public, "sim-pe")
-        some = public[chosen.to(public.labels.device)]
-        return Records(some.images.to(fed.device), labels.to(fed.device), fed.num_classes, fed.like.normalisation)
-
-    def _trained(self, fed: Federation, features: PublicFeatures, images: Records) -> HeadModel:
-        """The final network; of a head, the extractor computes each image once."""
-        start = torch.zeros(fed.num_classes, features.projection.shape[1] + 1)
-        model, rng = head_model(fed, features, start, self), fed.rng("training")
-        progress = fed.progress("training at the server")
+    def _train(self, fed: Federation, model: HeadModel, rows: Rows, chosen: Places, labels: Places) -> None:
+        """Train the student in place on the public records at the places ``chosen``, with the classes ``labels``."""
+        public, where = public_images(fed.public, "sim-pe"), chosen.to(fed.device)
+        images = Records(public.images.to(fed.device)[where], labels, fed.num_classes, fed.like.normalisation)
+        fed.show("elected", images)
+        rng, progress = fed.rng("training"), fed.progress("training at the server")
         if self.student == "network":
             self.training.fit(model, images, rng, on_epoch=progress, checkpoint=fed.epochs)
-            return model
-        rows = features.rows(model.trunk, images)
-        head = LinearHead(model.head.detach())
-        examples = Examples(torch.cat([rows, rows.new_ones(len(rows), 1)], 1), images.labels)
+            return
+        head, ones = LinearHead(model.head.detach()), rows.new_ones(len(chosen), 1)
+        examples = Examples(torch.cat([rows[chosen], ones], 1), labels)
         self.training.fit(head, examples, rng, on_epoch=progress, checkpoint=fed.epochs)
         load(model, {"head": head.weight.detach()})
-        return model
 
-    def _varied(
-        self, fed: Federation, features: PublicFeatures, chosen: Int64[Tensor, "a b"], number: int
-    ) -> Int64[Tensor, "a b"]:
+    def _varied(self, rows: Rows, chosen: Int64[Tensor, "..."], rng: torch.Generator) -> Int64[Tensor, "..."]:
         """VARIATION_API: for each public record one of its nearest ones, at random."""
-        public = public_images(fed.public, "sim-pe")
-        degree = min(self.neighbours, len(public))
+        degree = min(self.neighbours, len(rows))
         if degree == 1:
             return chosen
-        model = fed.new_model()
-        load(model, features.weights)
-        rows = features.rows(model, public)
         kinds, which = torch.unique(chosen, return_inverse=True)
         near = [
             torch.cdist(some, rows).topk(degree, largest=False).indices.cpu()
             for some in torch.split(rows[kinds.to(rows.device)], _BATCH)
         ]
-        draws = torch.randint(degree, chosen.shape, generator=fed.rng("variations", number))
-        return torch.cat(near)[which, draws]
+        return torch.cat(near)[which, torch.randint(degree, chosen.shape, generator=rng)]
 
     def _mechanism(self, num_classes: int, delta: float, adders: int) -> IntegerClassSums:
         """The mechanism of each round's sum: a record's row is 1 for its candidate, and 0 for all others."""
