@@ -408,11 +408,13 @@ class RunSettings(SharedSettings, total=False):
     bias: float
     body: SGD | SGDSettings
     buckets: HeadsBuckets | HeadsBucketsSettings
+    candidates: int
     choice: Literal["random"] | Literal["representatives"] | Literal["crops"]
     class_weights: str | None
     classifier: Literal["nb"] | Literal["lda"] | Literal["qda"] | Literal["fisher-mix"]
     clip: float
     coding: DistillatesAutoencoding | DistillatesAutoencodingSettings
+    contrast: bool
     core: DistillatesCoreSet | DistillatesCoreSetSettings
     coreset: Coreset | CoresetSettings
     count_share: float
@@ -474,6 +476,7 @@ class RunSettings(SharedSettings, total=False):
     mixture: MixturesMixture | MixturesMixtureSettings
     mu: float
     negatives: float
+    neighbours: int
     nets: int
     noise_multiplier: float
     noise_ridge: float
@@ -512,11 +515,11 @@ class RunSettings(SharedSettings, total=False):
     standardise: bool
     start: Literal["fresh"] | Literal["mean"]
     steps: int | None
-    student: SGD | SGDSettings | Literal["mean"] | Literal["fresh"]
+    student: SGD | SGDSettings | Literal["head"] | Literal["network"] | Literal["mean"] | Literal["fresh"]
     student_view: Literal["none"] | Literal["crop"] | Literal["flip"] | Literal["crop_flip"]
     teacher: SGD | SGDSettings
     temperature: float
-    threshold: Literal["debiased"] | Literal["published"]
+    threshold: float | Literal["debiased"] | Literal["published"]
     training: (
         CondensationCondensedTraining
         | CondensationCondensedTrainingSettings
