@@ -76,3 +76,16 @@ def test_fens_with_raw_and_standardised_inputs() -> None:
         for at, split in ((1, "classes-1"), (2, "dirichlet-0-1")):
             own = [run["accuracy"] for run in runs if run["label"] == f"{form}-{split}"]
             assert len(own) == 3 and row[at].startswith(spread(own))
+
+
+def test_sim_pe_beside_afl() -> None:
+    runs = runs_of("sim-pe-mnist.json")
+    for method, words in (("pe", "Sim-PE"), ("afl", "AFL")):
+        for way, said in (("", "masked sums"), ("-open", "open sums")):
+            row = cells("sim-pe.md", f"{words}, {said}")
+            assert way == "" or row[1] == "-"
+            for at, epsilon in ((1, ""), (2, "-eps4"), (3, "-eps1"))[way != "" :]:
+                own = [run["accuracy"] for run in runs if run["label"] == f"{method}{way}{epsilon}"]
+                assert len(own) == 3 and row[at] == spread(own)
+    textures = [run["accuracy"] for run in runs if run["label"] == "pe-textures"]
+    assert len(textures) == 3 and f"{spread(textures)} " in (ROOT / "docs" / "methods" / "sim-pe.md").read_text()
