@@ -203,6 +203,7 @@ def test_methods_with_a_model_of_their_own_rebuild_it() -> None:
         "gh-ofl",
         "fedpft",
         "fedcof",
+        "sim-pe",
         "safle",
         "fens",
         "fafi",

@@ -78,6 +78,7 @@ from fedstill.methods.fedcof import FedCOF as FedCOF
 from fedstill.methods.gh_ofl import GHOFL as GHOFL
 from fedstill.methods.fedpft import FedPFT as FedPFT
 from fedstill.methods.safle import SAFLe as SAFLe
+from fedstill.methods.sim_pe import SimPE as SimPE
 from fedstill.methods.fedavg_p import FedAvgP as FedAvgP
 from fedstill.methods.fedd_p import FedDP as FedDP
 from fedstill.methods.fedauxfdp import FedAUXfdp as FedAUXfdp

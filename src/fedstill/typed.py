@@ -410,11 +410,13 @@ class RunSettings(SharedSettings, total=False):
     block_ridge: float
     body: SGD | SGDSettings
     buckets: HeadsBuckets | HeadsBucketsSettings
+    candidates: int
     choice: Literal["random"] | Literal["representatives"] | Literal["crops"]
     class_weights: str | None
     classifier: Literal["nb"] | Literal["lda"] | Literal["qda"] | Literal["fisher-mix"]
     clip: float
     coding: DistillatesAutoencoding | DistillatesAutoencodingSettings
+    contrast: bool
     core: DistillatesCoreSet | DistillatesCoreSetSettings
     coreset: Coreset | CoresetSettings
     count_share: float
@@ -479,6 +481,7 @@ class RunSettings(SharedSettings, total=False):
     mixture: MixturesMixture | MixturesMixtureSettings
     mu: float
     negatives: float
+    neighbours: int
     nets: int
     noise_multiplier: float
     noise_ridge: float
@@ -519,11 +522,11 @@ class RunSettings(SharedSettings, total=False):
     standardise: bool
     start: Literal["fresh"] | Literal["mean"]
     steps: int | None
-    student: SGD | SGDSettings | Literal["mean"] | Literal["fresh"]
+    student: SGD | SGDSettings | Literal["head"] | Literal["network"] | Literal["mean"] | Literal["fresh"]
     student_view: Literal["none"] | Literal["crop"] | Literal["flip"] | Literal["crop_flip"]
     teacher: SGD | SGDSettings
     temperature: float
-    threshold: Literal["debiased"] | Literal["published"]
+    threshold: float | Literal["debiased"] | Literal["published"]
     training: (
         CondensationCondensedTraining
         | CondensationCondensedTrainingSettings

@@ -32,6 +32,7 @@ SERVER: dict[str, dict[str, Any]] = {
     "fedauxfdp": {"student": "fresh"},
     "fedavg-p": {},
     "fedcof": {"shrinkage": 3.0},
+    "sim-pe": {"threshold": 1.0},
     "fedcvae": {"images": 40},
     "fedd-p": {"student": "fresh"},
     "fedd3": {"training": {"epochs": 1}},

@@ -41,6 +41,7 @@ PRIVATE = {
     "fedcgs-p": "record",
     "gh-ofl": "record",
     "safle": "record",
+    "sim-pe": "record",
     "fedavg-p": "record",
     "fedd-p": "record",
     "fedauxfdp": "record",
@@ -48,7 +49,7 @@ PRIVATE = {
 """The methods that guarantee something by default, and what they protect."""
 LASTING = (
     "real fedgm feddm fedd3 fedrd fedrd-records feddf dense co-boosting fed-dafl fed-adi fedgm-records "
-    "fedd-p fedcvae fedauxfdp fedaux-f fedsd2c"
+    "fedd-p fedcvae fedauxfdp fedaux-f fedsd2c sim-pe"
 ).split()
 """The methods whose server trains for many epochs at a time."""
 DOCS = Path(__file__).parents[2] / "docs" / "methods"

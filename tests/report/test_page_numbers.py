@@ -147,3 +147,16 @@ def upload(width: int, classes: int = 10) -> int:
 
 def size(count: int) -> str:
     return f"{count / 1e6:.3g} MB" if count >= 1e6 else f"{count / 1e3:.3g} kB"
+
+
+def test_sim_pe_beside_afl() -> None:
+    runs = runs_of("sim-pe-mnist.json")
+    for method, words in (("pe", "Sim-PE"), ("afl", "AFL")):
+        for way, said in (("", "masked sums"), ("-open", "open sums")):
+            row = cells("sim-pe.md", f"{words}, {said}")
+            assert way == "" or row[1] == "-"
+            for at, epsilon in ((1, ""), (2, "-eps4"), (3, "-eps1"))[way != "" :]:
+                own = [run["accuracy"] for run in runs if run["label"] == f"{method}{way}{epsilon}"]
+                assert len(own) == 3 and row[at] == spread(own)
+    textures = [run["accuracy"] for run in runs if run["label"] == "pe-textures"]
+    assert len(textures) == 3 and f"{spread(textures)} " in (ROOT / "docs" / "methods" / "sim-pe.md").read_text()

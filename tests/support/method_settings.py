@@ -73,6 +73,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "gh-ofl": {**HEADS, "classifier": "qda"},
     "fedpft": {**HEADS, "training": {"epochs": 3}},
     "fedcof": {**HEADS},
+    "sim-pe": {**HEADS, "rounds": 2, "candidates": 20, "neighbours": 3, "images": 20, "training": TRAINING},
     "safle": {**HEADS, "buckets": {"thresholds": 2, "group": 2}},
     "fedavg-p": {**HEADS},
     "fedd-p": {**HEADS, "distillation": {"epochs": 2}},
@@ -115,6 +116,7 @@ PRIVATE: dict[str, dict[str, Any]] = {
             "fedcgs-p",
             "gh-ofl",
             "safle",
+            "sim-pe",
         )
     },
     "fedpft": {**SMALL["fedpft"], "epsilon": 1.0, "mixture": {"components": 1, "covariance": "full"}},

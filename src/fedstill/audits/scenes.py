@@ -319,6 +319,13 @@ def _class_sums(name: str, epsilon: float, model: str = MODEL, **settings: Any) 
     return Scene(method, task, choices, public)
 
 
+def _votes(name: str, epsilon: float) -> Scene:
+    """Any record, as each has one vote, among others that vote for the same candidates."""
+    method = of(name, epsilon, **_FEATURES, candidates=_DIRECTIONS, training={"epochs": 1})
+    choice = Choice(random_images(OTHERS // 8, "others"), random_images(_DIRECTIONS, "canaries"))
+    return Scene(method, Game(MODEL), [choice], public_images(), mixing=True)
+
+
 _STUDENT: dict[str, Any] = {"distillation": {"epochs": 1}}
 _FITTED: dict[str, Any] = {"fitting": {"steps": 2}, "training": {"epochs": 1}}
 _ENERGY: dict[str, Any] = {"energy_first": 1 - 1e-12, "energy_last": 1 - 1e-12}
@@ -335,6 +342,7 @@ SCENES: dict[str, Callable[[str, float], Scene]] = {
     "safle": _moments,
     "fedpft": partial(_moments, mixture={"components": 1, "covariance": "full"}),
     "fedcof": _moments,
+    "sim-pe": _votes,
     "fedgm-records": partial(_class_sums, ipc=1, **_FITTED),
     "fedrd-records": partial(_class_sums, **_PROJECTED, **_FITTED),
     "ldp-fedavg": updates,
