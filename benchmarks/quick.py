@@ -37,6 +37,8 @@ SHORT = {
     "class_means": "class_means.sh",
     "client_unit": "client_unit.py {out} --quick",
     "column_scales": "column_scales.py {out} --quick",
+    "deep_sums": "deep_sums.py --data digits --model patches:centroids=64,side=3,stride=2 --public noise=500 "
+    "--folder {out} --methods deepafl:dims=16,width=16,expanded=16,rounds=2",
     "dense_epoch": "dense_epoch.py --repeats 1 --models dense-mnist --clients 2 --steps 1",
     "dialysis": "dialysis.py run {out} --quick",
     "distribution_matching": "distribution_matching.py --repeats 1 --width 32 --classes 4",
@@ -56,7 +58,7 @@ SHORT = {
     "matching_step": "matching_step.py --repeats 1 --width 32",
     "memory": "memory.py --clients 10 100",
     "moment_sums": "moment_sums.py --dims 512 --clients 10 --repeats 2 --out {out}.json",
-    "moments": "moments.py --data digits --model patches:centroids=64,stride=2,patch=3 --public noise=500 "
+    "moments": "moments.py --data digits --model patches:centroids=64,side=3,stride=2 --public noise=500 "
     "--folder {out} --dims 32 --epsilons 1 None --seeds 2 --validate",
     "movements": "movements.py --quick",
     "mutants": "mutants.py journal --number 1",
@@ -67,6 +69,7 @@ SHORT = {
     "posterior_descent": "posterior_descent.py --quick --to {out}.json",
     "posteriors": "posteriors.sh",
     "private_steps": "private_steps.py --old . --size 32 --steps 2 --repeats 1",
+    "public_votes": "public_votes.sh",
     "reply_times": "reply_times.py --repeats 2",
     "rogue_clients": "rogue_clients.py",
     "site_ledger": "site_ledger.py --quick",

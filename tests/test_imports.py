@@ -7,6 +7,7 @@ import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import benchmark
 import pytest
 
 import fedstill
@@ -234,3 +235,15 @@ def test_texts_are_read_and_written_as_utf_8() -> None:
                 if not plain and "utf-8" not in words:
                     wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} {words}")
     assert wrong == []
+
+
+def test_every_benchmark_has_a_short_form() -> None:
+    folder = ROOT.parents[1] / "benchmarks"
+    programs = [path for path in folder.glob("*.py") if "__main__" in path.read_text() and path.stem != "quick"]
+    names = {path.stem for path in [*programs, *folder.glob("*.sh")]} | {
+        p.parent.name for p in folder.glob("*/__main__.py")
+    }
+    short = benchmark.load("quick").SHORT
+    assert set(short) == names
+    for name, words in short.items():
+        assert (folder / words.split()[0]).exists(), name

@@ -335,7 +335,8 @@ class ServerFederation(Federation):
             raise TypeError(f"fed.sum takes a step whose reply is declared Summed[...]; self.{step.name} is none")
         kind, sums = step.reply, self.spec.sums
         if sums is None:
-            return self._added(kind, self.ask(step, to, exactly=exactly, at_least=at_least, **arguments))
+            seen = self.ask(step, to, exactly=exactly, at_least=at_least, **arguments)
+            return Summation(added_up(kind, seen), list(seen.clients))
         sizes = {**self.spec.facts.sizes, **(exactly or {})}
         length = sum(map(math.prod, shapes(kind, sizes).values()))
         terms = sums.terms(self.spec.digest, self._exchange, length, step.name)
@@ -360,18 +361,6 @@ class ServerFederation(Federation):
                 f"the server sees the field '{seen.name}' of the step {step.name} of each client, so that masked sums "
                 f"would hide nothing with {type(self.spec.method).__name__}; use --sums open"
             )
-
-    def _added(self, kind: type[R], replies: Replies[R]) -> Summation[R]:
-        """The total of replies that the server sees, of which one is in memory at a time."""
-        totals: dict[str, Tensor] = {}
-        for reply in replies:
-            for name, value in reply.payload().items():
-                wide = value.to(torch.float64 if value.is_floating_point() else torch.int64)
-                if name in totals:
-                    totals[name] += wide
-                else:
-                    totals[name] = wide.clone()
-        return Summation(kind.from_payload(totals), list(replies.clients))
 
     def _opened(
         self, terms: Terms, replies: Replies[MaskedReply], step: Step[Any]
@@ -641,3 +630,16 @@ class ServerFederation(Federation):
     def show(self, name: str, images: Records) -> None:
         if not images.are_vectors:
             self._folder.write_images(name, images)
+
+
+def added_up(kind: type[R], replies: Iterable[R]) -> R:
+    """The total of replies of this kind that the server sees, of which one is in memory at a time."""
+    totals: dict[str, Tensor] = {}
+    for reply in replies:
+        for name, value in reply.payload().items():
+            wide = value.to(torch.float64 if value.is_floating_point() else torch.int64)
+            if name in totals:
+                totals[name] += wide
+            else:
+                totals[name] = wide.clone()
+    return kind.from_payload(totals)
