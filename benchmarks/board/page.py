@@ -425,7 +425,7 @@ most of the splits, seconds the mean over them; a figure has those of its own sp
 small aggregator after their one upload, "fedgm-labels" asks twice for images. Left out: methods with a model for each
 client (FedRD with records, FedCGS's personal form), since their accuracies are not those of one model;
 DENSE with its authors' constants; FAFI and FedSD2C, whose clients train for as long as a whole row
-here.
+here; and FedCOF, FedLPA, DeepAFL and Sim-PE, which came later: their pages compare them with rows of this one.
 
 A row is a run folder; [results](../benchmarks/board/results) has its numbers, command, commit of the source, date and
 digest of the final weights. Its command repeats it, to the bit on the same kind of processor with one thread

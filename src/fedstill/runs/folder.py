@@ -416,7 +416,10 @@ class RunFolder:
         return () if self.asked_sites or not self.partition.exists() else self._read(self.partition, Partition).origin
 
     def write_evaluation(
-        self, confusion: "Tensor", by_value: Mapping[str, Any] | None, of_two: Mapping[str, Any] | None
+        self,
+        confusion: "Tensor",
+        by_value: Mapping[str, Any] | None,
+        of_two: Mapping[str, Any] | None = None,
     ) -> None:
         """Write ``evaluation.json``.
 
