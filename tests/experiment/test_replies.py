@@ -32,7 +32,7 @@ SERVER: dict[str, dict[str, Any]] = {
     "fedauxfdp": {"student": "fresh"},
     "fedavg-p": {},
     "fedcof": {"shrinkage": 3.0},
-    "sim-pe": {"threshold": 1.0},
+    "sim-pe": {"images": 7},
     "fedcvae": {"images": 40},
     "fedd-p": {"student": "fresh"},
     "fedd3": {"training": {"epochs": 1}},
@@ -45,11 +45,13 @@ SERVER: dict[str, dict[str, Any]] = {
     "real": {"training": {"epochs": 1}},
 }
 """Settings of the server, which change no first reply."""
+IN_ONE_ROUND = {"deepafl", "feddm", "sim-pe"}
+"""Methods whose later rounds replace the first replies."""
 
 
 def job(name: str, out: Path, **settings: Any) -> Job:
     public = {"public": "noise=40"} if methods.find(name).needs_public else {}
-    both = {**method_settings.SMALL[name], **({"rounds": 1} if name == "feddm" else {}), **settings}
+    both = {**method_settings.SMALL[name], **({"rounds": 1} if name in IN_ONE_ROUND else {}), **settings}
     if "epsilon" in methods.find(name).model_fields:
         both["epsilon"] = None  # noise is never the same again
     return Job(Experiment(**TASK, **public), methods.find(name)(**both), out, name=name)

@@ -95,7 +95,7 @@ def test_no_run_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_plan_shows_the_noise_that_a_run_would_add(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "260")
     text = told(capsys, "privacy", "plan", "--epsilon", "1", "--delta", "1e-5", "--records", "2500", "--classes", "10")
     assert "1 3.731 73.2 23.2" in text and "none 0 100 100" in text
     for names in (

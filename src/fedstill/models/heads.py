@@ -60,9 +60,10 @@ class LinearHead(nn.Linear):
     """A linear head ``(classes, d + 1)`` alone, for rows that already have the constant feature."""
 
     def __init__(self, head: Float[Tensor, "classes d"]) -> None:
-        super().__init__(head.shape[1], head.shape[0], bias=False, device=head.device)
-        with torch.no_grad():
-            self.weight.copy_(head)
+        nn.Module.__init__(self)  # without the random start of a linear layer, which draws from a generator
+        self.out_features, self.in_features = head.shape
+        self.weight = nn.Parameter(head.detach().clone())
+        self.register_parameter("bias", None)
 
 
 class HeadModel(nn.Module):
