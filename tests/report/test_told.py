@@ -17,7 +17,7 @@ from PIL import Image
 import fedstill
 from fedstill import from_torch, methods
 from fedstill.cli import main
-from fedstill.data import published, sources
+from fedstill.data import cache, places, published, sources
 from fedstill.data.names import KNOWN
 from fedstill.data.places import Reading
 from fedstill.experiment.config import Experiment
@@ -88,7 +88,8 @@ def test_published_data_are_known(real_data: Path, monkeypatch: pytest.MonkeyPat
     assert sources.load("digits").known
     monkeypatch.setenv("FEDSTILL_DATA", str(real_data))
     assert sources.load("mnist").known and share_out(Experiment(data="mnist", clients=3), None).drawn == ()
-    assert not sources.load("mnist", Reading(size=14)).known
+    of_another_size = places.find("mnist", Reading(size=14))
+    assert not published.is_published(of_another_size, cache.CacheEntry({}, {}), "")
 
 
 @pytest.mark.parametrize("change", ["train", "labels", "test", "in place"])
