@@ -9,7 +9,9 @@ Benchmarks whose data or weights come in an optional package are left out where 
 """
 
 import argparse
+import datetime
 import importlib.util
+import json
 import os
 import shlex
 import shutil
@@ -131,11 +133,13 @@ def timed(name: str, root: Path, place: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(SHORT)}; all by default")
-    parser.add_argument("--out", type=Path, help="JSON file of the seconds")
+    parser.add_argument("--out", type=Path, help="JSON file of the seconds, which keeps those of other benchmarks")
     args = parser.parse_args()
     if unknown := sorted({*args.names} - {*SHORT}):
         parser.error(f"no benchmark {unknown[0]}; there are {', '.join(SHORT)}")
-    table = list[dict[str, Any]]()
+    kept = json.loads(args.out.read_text())["table"] if args.out and args.out.exists() else []
+    table = {row["benchmark"]: row for row in kept if row["benchmark"] in SHORT}
+    failed = list[str]()
     with tempfile.TemporaryDirectory() as folder:
         place, root = Path(folder), Path(folder) / "copy"
         (place / "out").mkdir()
@@ -145,12 +149,13 @@ def main() -> None:
                 row: dict[str, Any] = {"benchmark": name, "left_out": f"{NEEDS[name]} is not installed"}
             else:
                 row = timed(name, root, place)
-            table.append(row)
+            if args.out and "left_out" not in row:
+                table[name] = {**row, "date": datetime.date.today().isoformat()}
+                record.keep(args.out, [table[one] for one in SHORT if one in table], limit=LIMIT)
+            failed += [name] * ("failed" in row)
             said, seconds = row.get("failed") or row.get("left_out", ""), row.get("seconds", "-")
             print(f"{name:22} {seconds:>6} s  {said}", flush=True)
-    if args.out:
-        record.keep(args.out, table, limit=LIMIT)
-    if failed := [row["benchmark"] for row in table if "failed" in row]:
+    if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")
 
 
