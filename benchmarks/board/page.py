@@ -359,7 +359,7 @@ def pictures(rows: Sequence[Row], tries: Sequence[Row]) -> dict[str, str]:
 HEAD = """# The board
 
 Every one-shot method on the same tasks, by one script: {methods} rows (ours, others', private ones at epsilon 1 and 4)
-on MNIST, Fashion-MNIST and CIFAR-10, four splits, 10 and 100 clients, three seeds or ten.
+on MNIST, Fashion-MNIST and CIFAR-10, four splits, 10 and 100 clients, three to ten seeds.
 
 * **{verdict}**: {leads} of {questions} distinct answers to "which method is the most accurate here". A leader has to be
   apart from every other method of its column, seeds and test records counted, and all answers together may err with a
