@@ -122,7 +122,11 @@ def timed(name: str, root: Path, place: Path) -> dict[str, Any]:
         seconds = round(time.monotonic() - began, 1)
         log.seek(0)
         said = log.read().strip().splitlines()
-    row = {"benchmark": name, "command": shlex.join(["python", *SHORT[name].split()]), "seconds": seconds}
+    row = {
+        "benchmark": name,
+        "command": shlex.join([program[0] if program == ["sh"] else "python", *SHORT[name].split()]),
+        "seconds": seconds,
+    }
     if code is None:
         row["failed"] = f"did not end in {LIMIT} seconds"
     elif code != 0:
