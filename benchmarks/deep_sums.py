@@ -11,12 +11,11 @@ Usage: python benchmarks/deep_sums.py --data fashion_mnist --model scattering --
 import argparse
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import record
 import torch
-from moments import DELTA, Mapped, raw_features, settings_of, summed
+from moments import DELTA, Mapped, arguments, raw_features, settings_of, summed
 from torch import Tensor
 
 from fedstill import methods
@@ -76,8 +75,7 @@ def deep(method: DeepAFL, task: Task, seed: int) -> list[float]:
         built = Built.after(t, known, drawn)
         built.radii[t] = method._radius(method.network(task.x.shape[1], built), task.public.double())
         net = method.network(task.x.shape[1], built)
-        dims = method.width + (method.expanded if t < method.blocks else 0)
-        known |= method.next_block(total_of(method, task, dims, net, seed, t), known, t)
+        known |= method.next_block(total_of(method, task, method.entries(t), net, seed, t), known, t)
         net = method.network(task.x.shape[1], Built.after(t, known, drawn), known["head"])
         with torch.no_grad():
             logits = torch.cat([net(some) for some in task.judged.split(2000)])
@@ -96,7 +94,7 @@ def size_of(method: Any, dims: int) -> int:
     """Bytes that a client sends in all, without headers."""
     widths = [dims]
     if isinstance(method, DeepAFL):
-        widths = [method.width + method.expanded] * method.blocks + [method.width]
+        widths = [method.entries(t) for t in range(method.rounds)]
     return sum(4 * ((w + 1) * (w + 2) // 2 + CLASSES * (w + 1)) for w in widths)
 
 
@@ -118,18 +116,8 @@ def run(texts: Sequence[str], raw: dict[str, Any], args: argparse.Namespace) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--public", required=True)
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--public-records", type=int, default=5000)
-    parser.add_argument("--map-ridge", type=float, default=0.003)
-    parser.add_argument("--quantile", type=float, default=0.02)
+    parser = arguments(__doc__)
     parser.add_argument("--methods", nargs="+", required=True)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--validate", action="store_true")
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     chosen = {key: str(value) for key, value in vars(args).items() if key not in ("out", "folder")}

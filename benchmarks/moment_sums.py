@@ -16,19 +16,19 @@ from typing import Any
 
 import record
 import torch
+from moments import summed
 from scipy.linalg.blas import dsyrk
 from typing_extensions import override
 
 from fedstill import schema
 from fedstill.base.processes import keep_memory
 from fedstill.base.seeds import Simulated, stream
-from fedstill.engines.server import added_up
 from fedstill.methods.afl import AFL
 from fedstill.methods.parts.feature_sums import add_up
 from fedstill.methods.parts.moments import Sums
 from fedstill.privacy.logistic import extend
 from fedstill.privacy.second_moments import SecondMoments, entries
-from fedstill.protocol import Released, Summation, wire
+from fedstill.protocol import Released, wire
 
 CLASSES = 10
 
@@ -87,9 +87,7 @@ def server(clients: int, dims: int, epsilon: float | None) -> dict[str, Any]:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         method = AFL(epsilon=epsilon)
         began = time.process_time()
-        total = add_up(
-            Summation(added_up(Sums, Repeated(file, clients)), range(clients)), method, 1e-5, torch.device("cpu")
-        )
+        total = add_up(summed(Repeated(file, clients)), method, 1e-5, torch.device("cpu"))
         added = time.process_time() - began
         method.head(total)
         seconds = time.process_time() - began

@@ -26,6 +26,7 @@ from fedstill.base.seeds import Simulated, isolated, stream
 from fedstill.data import public as public_data
 from fedstill.data.sources import load_data
 from fedstill.distill.public_map import PublicMap
+from fedstill.engines.server import added_up
 from fedstill.methods.parts.feature_sums import Total, add_up
 from fedstill.methods.parts.moments import MomentSums, Sums
 from fedstill.models.patches import Patches
@@ -117,9 +118,7 @@ def released(exact: Moments, mechanism: SecondMoments, noise: Simulated) -> Sums
 
 def summed(replies: Sequence[Sums]) -> Summation[Sums]:
     """The clients' total in float64, as the server has it."""
-    second = torch.stack([reply.second.value.double() for reply in replies]).sum(0)
-    first = torch.stack([reply.first.value.double() for reply in replies]).sum(0)
-    return Summation(Sums(second=Released(second), first=Released(first)), range(len(replies)))
+    return Summation(added_up(Sums, replies), range(len(replies)))
 
 
 def accuracy(method: Any, total: Total, judged: list[Rows]) -> float:
@@ -140,8 +139,9 @@ def settings_of(text: str) -> tuple[str, dict[str, Any]]:
     return name, {key: json.loads(value) if value[0] in "0123456789." else value for key, value in pairs}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """What a command takes that computes features once."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--public", required=True)
@@ -149,12 +149,17 @@ def main() -> None:
     parser.add_argument("--public-records", type=int, default=5000)
     parser.add_argument("--map-ridge", type=float, default=0.003)
     parser.add_argument("--quantile", type=float, default=0.02)
-    parser.add_argument("--dims", type=int, nargs="+", default=[512])
-    parser.add_argument("--methods", nargs="+", default=["afl", "fedcgs"])
-    parser.add_argument("--epsilons", nargs="+", default=["0.5", "1", "2", "4", "None"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--validate", action="store_true")
     parser.add_argument("--out", type=Path)
+    return parser
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--dims", type=int, nargs="+", default=[512])
+    parser.add_argument("--methods", nargs="+", default=["afl", "fedcgs"])
+    parser.add_argument("--epsilons", nargs="+", default=["0.5", "1", "2", "4", "None"])
     args = parser.parse_args()
     torch.set_num_threads(1)
     raw = raw_features(args)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import fedstill
 from fedstill.attacks.uploads import read_simulated, share_out, spec_of
 from fedstill.base.records import Records
-from fedstill.distill.posteriors import Layer, LayerPosterior, damped, layers, product_mean, unpacked
+from fedstill.distill.posteriors import Layer, LayerPosterior, layers, product_mean
 from fedstill.evaluation import evaluate
 from fedstill.methods.averaging import mean_weights
 from fedstill.methods.fedlpa import FedLPA
@@ -109,13 +109,7 @@ def read(folder: Path) -> tuple[nn.Module, list[Layer], list[list[LayerPosterior
     model = spec.new_model()
     load(model, mean_weights(replies, "records"))
     known = layers(model, spec.shape)
-    posteriors = [
-        [
-            LayerPosterior(one.num_records, layer.matrix(one.weights), *(damped(f, method.damping) for f in pair))
-            for layer, pair in zip(known, unpacked(one.factors, known), strict=True)
-        ]
-        for one in replies
-    ]
+    posteriors = [method.posteriors(one, known) for one in replies]
     return model, known, [list(layer) for layer in zip(*posteriors, strict=True)], task.test
 
 

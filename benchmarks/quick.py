@@ -4,7 +4,7 @@
     python benchmarks/quick.py wire threads    # these two
 
 They run in a copy of the repository, so that no kept result or page is overwritten. A short form has fewer records,
-clients, repeats or rows than the own command: it shows that the program works, and its figures are no result.
+clients, repeats or rows than the benchmark's own command: it shows that the program works; its figures are no result.
 Benchmarks whose data or weights come in an optional package are left out where it is not installed, and named.
 """
 
@@ -100,12 +100,12 @@ NEEDS = {
 def timed(name: str, root: Path, place: Path) -> dict[str, Any]:
     """Run a short form in ``root``; its seconds, and the last line of what it said if it failed."""
     words = shlex.split(SHORT[name].format(out=place / "out" / name))
-    program = ["sh"] if words[0].endswith(".sh") else [sys.executable]
+    runner = "sh" if words[0].endswith(".sh") else "python"
     environment = {**os.environ, "QUICK": "1", "OMP_NUM_THREADS": "1", **ENVIRONMENT.get(name, {})}
     began = time.monotonic()
     with (place / f"{name}.log").open("w+") as log:
         process = subprocess.Popen(
-            [*program, f"benchmarks/{words[0]}", *words[1:]],
+            ["sh" if runner == "sh" else sys.executable, f"benchmarks/{words[0]}", *words[1:]],
             cwd=root,
             env=environment,
             stdout=log,
@@ -122,11 +122,7 @@ def timed(name: str, root: Path, place: Path) -> dict[str, Any]:
         seconds = round(time.monotonic() - began, 1)
         log.seek(0)
         said = log.read().strip().splitlines()
-    row = {
-        "benchmark": name,
-        "command": shlex.join([program[0] if program == ["sh"] else "python", *SHORT[name].split()]),
-        "seconds": seconds,
-    }
+    row = {"benchmark": name, "command": shlex.join([runner, *SHORT[name].split()]), "seconds": seconds}
     if code is None:
         row["failed"] = f"did not end in {LIMIT} seconds"
     elif code != 0:

@@ -408,9 +408,8 @@ class _Past(NamedTuple):
 
     @classmethod
     def of(cls, record: RunRecord) -> "_Past":
-        """That of a run; one of a version that kept the path of the schema alone reads the file."""
-        experiment, kept = Experiment(**record.config["experiment"]), record.config.get("table_schema")
-        return cls(experiment, experiment.table_schema if kept is None else TableSchema(**kept))
+        """That of a run."""
+        return cls(Experiment(**record.config["experiment"]), record.table_schema)
 
     @property
     def reading(self) -> Reading:

@@ -91,6 +91,10 @@ class DeepAFL(MomentSums, Method):
         """Residual blocks (T)."""
         return self.rounds - 1
 
+    def entries(self, t: int) -> int:
+        """Entries of the rows of round t, from 0: of (x_t, f_t), or of x_T after the last block."""
+        return self.width + (self.expanded if t < self.blocks else 0)
+
     @property
     @override
     def releases(self) -> int:
@@ -104,8 +108,7 @@ class DeepAFL(MomentSums, Method):
         model = nn.Sequential(row_model(fed, features, self), nn.Identity())
         for round in fed.rounds(self.rounds, known):
             t = round.number - 1
-            dims = self.width + (self.expanded if t < last else 0)  # of (x_t, f_t), or of x_T
-            exactly = sizes(fed, features, self, dims=dims, fewer="--width, --expanded")
+            exactly = sizes(fed, features, self, dims=self.entries(t), fewer="--width, --expanded")
             built = Built.after(t, known, seed)
             # a part of known, which the next line changes in place
             built.radii[t] = self._radius(self.network(inputs.shape[1], built).to(fed.device), inputs)
@@ -191,7 +194,7 @@ class DeepAFL(MomentSums, Method):
     def sum_up(self, client: Client, features: PublicFeatures, built: Built) -> Sums:
         """Release the sums of products of (x_t, f_t), or of x_T after the last block, and their sums by class."""
         network = self.network(features.projection.shape[1], built).to(client.device)
-        dims = self.width + (self.expanded if len(built.down) < self.blocks else 0)
+        dims = self.entries(len(built.down))
 
         def rows(mapped: Float[Tensor, "n dims"]) -> Float[Tensor, "n q"]:
             inputs = self._inputs(mapped, features).to(client.device, network.first.dtype)

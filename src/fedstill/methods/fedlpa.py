@@ -71,7 +71,7 @@ class FedLPA(Method):
                 networks.append(fed.new_model())
                 load(networks[-1], reply.weights)
                 sizes.append(reply.num_records)
-                posteriors.append(self._posteriors(reply, known))
+                posteriors.append(self.posteriors(reply, known))
             load(mean, weighted_mean(zip(sizes, map(state, networks), strict=True)))
             load(model, state(mean))  # what has no posterior
             left = 0.0
@@ -101,7 +101,8 @@ class FedLPA(Method):
             )
         return numbers
 
-    def _posteriors(self, reply: Posterior, known: Sequence[Layer]) -> list[LayerPosterior]:
+    def posteriors(self, reply: Posterior, known: Sequence[Layer]) -> list[LayerPosterior]:
+        """A client's posterior of each layer, with the prior's precision."""
         return [
             LayerPosterior(reply.num_records, layer.matrix(reply.weights), *(damped(f, self.damping) for f in pair))
             for layer, pair in zip(known, unpacked(reply.factors, known), strict=True)

@@ -136,13 +136,9 @@ def _shape(record: RunRecord, model: Trained, given: tuple[int, ...]) -> tuple[i
 
 def _schema(record: RunRecord, model: Trained) -> TableSchema | None:
     """The schema of the run's table, as it was for the run; None without one."""
-    if (kept := record.config.get("table_schema")) is not None:
-        return TableSchema(**kept)
-    named = record.config["experiment"].get("schema_file")
-    if named is None:
-        return None
-    found = TableSchema.read(named)  # of a run before this version, which kept the path alone
-    if found.features != model.columns:
+    found, kept = record.table_schema, record.config.get("table_schema")
+    if found is not None and kept is None and found.features != model.columns:
+        named = record.config["experiment"]["schema_file"]
         raise ValueError(f"{named} has other columns than the run's model; bring the schema of the run back")
     return found
 
@@ -313,9 +309,12 @@ def _scores(record: RunRecord, facts: Mapping[str, Any]) -> Iterator[str]:
         word = says.get(name, f"{name} for {_plain(decision['positive'])}" if decision else name)
         yield f"| {word} | {_bounded(values, share=name not in ('log loss', 'brier'))} |\n"
     persons = facts.get("schema", {}).get("group")
-    whole = f"whole persons ({_plain(persons)})" if measured and persons else "them"
-    of_persons = f"; {_plain(persons)} has several, so `fedstill evaluate` has wider ones" if persons else ""
-    yield f"| test records; intervals by resampling {whole}{'' if measured else of_persons} | {int(counts.sum()):,} |\n"
+    how = "them"
+    if persons and measured:
+        how = f"whole persons ({_plain(persons)})"
+    elif persons:
+        how = f"them; {_plain(persons)} has several, so `fedstill evaluate` has wider ones"
+    yield f"| test records; intervals by resampling {how} | {int(counts.sum()):,} |\n"
 
 
 def _bounded(values: Sequence[float | None], share: bool) -> str:

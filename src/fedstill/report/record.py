@@ -15,6 +15,7 @@ from rich.text import Text
 from typing_extensions import override
 
 from fedstill.base.errors import front_door
+from fedstill.data.table_schema import TableSchema
 from fedstill.privacy.guarantee import Guarantee, no_guarantee
 from fedstill.report import guarantees
 from fedstill.report.drawing import PAGE_WIDTH, Axis, Line, Plot, page_svg
@@ -116,6 +117,18 @@ class RunRecord:
         """Share of the test records that are classified correctly; None where none was, or the target is a number."""
         accuracy: float | None = self.summary["accuracy"]
         return accuracy
+
+    @property
+    def table_schema(self) -> TableSchema | None:
+        """The schema of the run's table, as it was for the run; None without one.
+
+        Raises:
+            ValueError: an earlier version kept the path alone, and the file there can't be read.
+        """
+        if (kept := self.config.get("table_schema")) is not None:
+            return TableSchema(**kept)
+        named = self.config["experiment"].get("schema_file")
+        return None if named is None else TableSchema.read(named)
 
     def __getitem__(self, key: str) -> Any:
         """The value of ``key`` in ``summary``; KeyError if there is none."""
