@@ -120,7 +120,7 @@ def main() -> None:
                 mean, spread = statistics.mean(found), statistics.stdev(found)
                 rows.append({"split": split, "attack": attack, "rule": rule, "mean": mean, "spread": spread})
                 print(f"{split:14} {attack:7} {rule:17} {mean:5.1f} +- {spread:.1f}", flush=True)
-    record.keep("benchmarks/results/byzantine.json", rows, seconds=round(time.monotonic() - start))
+    record.keep(record.at("benchmarks/results/byzantine.json", few), rows, seconds=round(time.monotonic() - start))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import record
 from sums import fedstill
 
 RESULTS = Path(__file__).parent / "results/client_unit.json"
@@ -53,7 +54,7 @@ def main() -> None:
         )
         print(json.dumps(rows[-1]), flush=True)
         facts = {"date": date.today().isoformat(), "command": "python benchmarks/client_unit.py OUT", "rows": rows}
-        RESULTS.write_text(json.dumps(facts, indent=1) + "\n")
+        record.at(RESULTS, args.quick).write_text(json.dumps(facts, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import record
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results/column_scales.json"
 SEEDS, TUNING_SEED, SHARE = (0, 1, 2), 1000, 0.1
@@ -99,7 +101,7 @@ def main() -> None:
             table.append(entry)
             print(json.dumps(entry), flush=True)
     content = {"date": date.today().isoformat(), "seeds": SEEDS, "share": SHARE, "table": table}
-    RESULTS.write_text(json.dumps(content, indent=1) + "\n")
+    record.at(RESULTS, args.quick).write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

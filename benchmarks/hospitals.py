@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import record
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks/results/hospitals.json", ROOT / "docs/real_sites.md"
@@ -160,7 +161,8 @@ def tried(train: pd.DataFrame, out: Path, seed: int) -> dict[str, dict[str, floa
     return found
 
 
-def run(out: Path, seeds: tuple[int, ...] = SEEDS) -> None:
+def run(out: Path, seeds: tuple[int, ...] = SEEDS) -> dict[str, Any]:
+    """Run all rows; what was found."""
     frame = table()
     runs: list[dict[str, Any]] = []
     tries: dict[str, dict[str, dict[str, float]]] = {}
@@ -187,8 +189,7 @@ def run(out: Path, seeds: tuple[int, ...] = SEEDS) -> None:
     facts = {"command": "python benchmarks/hospitals.py run OUT", "commit": commit, "date": str(date.today())}
     sizes = frame.hospital.value_counts().to_dict()
     each = {name: gains(wrong[OWN], wrong[name], frame.hospital) for name in GAINED}
-    content = {**facts, "sizes": sizes, "tries": tries, "runs": runs, "gains": each}
-    RESULTS.write_text(json.dumps(content, indent=1) + "\n")
+    return {**facts, "sizes": sizes, "tries": tries, "runs": runs, "gains": each}
 
 
 def cell(values: list[float], digits: int) -> str:
@@ -321,11 +322,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["run", "page"])
     parser.add_argument("out", type=Path, nargs="?", default=Path("runs/hospitals"))
-    parser.add_argument("--quick", action="store_true", help="two splits in place of three")
+    parser.add_argument("--quick", action="store_true", help="two splits in place of three; nothing is kept")
     chosen = parser.parse_args()
     if chosen.what == "run":
-        run(chosen.out, SEEDS[:2] if chosen.quick else SEEDS)
-    PAGE.write_text(page(json.loads(RESULTS.read_text())))
+        found = run(chosen.out, SEEDS[:2] if chosen.quick else SEEDS)
+        record.at(RESULTS, chosen.quick).write_text(json.dumps(found, indent=1) + "\n")
+    record.at(PAGE, chosen.quick).write_text(page(json.loads(record.at(RESULTS, chosen.quick).read_text())))
 
 
 if __name__ == "__main__":

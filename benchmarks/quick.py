@@ -45,7 +45,7 @@ SHORT = {
     "dialysis": "dialysis.py run {out} --quick",
     "distribution_matching": "distribution_matching.py --repeats 1 --width 32 --classes 4",
     "dp_sgd": "dp_sgd.py --repeats 1 --steps 3 --sizes 32",
-    "feature_board": "feature_board run --folder {out} --kinds run --rows afl --minutes 0.1",
+    "feature_board": "feature_board run --folder {out} --quick",
     "features": "features.py --data digits --features scattering --records 500 --out {out}.json",
     "flower": "flower.py overhead --rounds 3 --clients 10",
     "formation": "formation.sh",

@@ -16,6 +16,13 @@ import torch
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))  # benchmarks share the tests' builders of runs
 
 
+def at(kept: Path | str, quick: bool) -> Path:
+    """The file of results: ``kept``, or for a short form, whose figures are none, its name in ``runs/quick``."""
+    place = Path(__file__).parents[1] / "runs/quick" / Path(kept).name if quick else Path(kept)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    return place
+
+
 def keep(place: Path | str, table: Sequence[Any], **facts: Any) -> None:
     """Write ``table`` and ``facts`` as JSON."""
     what = {

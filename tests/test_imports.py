@@ -1,6 +1,7 @@
 """The layers: what may import what (docs/architecture.md)."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -247,3 +248,6 @@ def test_every_benchmark_has_a_short_form() -> None:
     assert set(short) == names
     for name, words in short.items():
         assert (folder / words.split()[0]).exists(), name
+    measured = json.loads((folder / "results/quick.json").read_text())
+    assert [row["benchmark"] for row in measured["table"]] == [*short], "python benchmarks/quick.py --out ... NAME"
+    assert all("failed" not in row and row["seconds"] <= measured["limit"] == 300 for row in measured["table"])

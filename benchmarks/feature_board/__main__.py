@@ -22,7 +22,7 @@ import feature_page
 import numpy as np
 
 sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "board")]
-from record import weights_digest
+from record import at, weights_digest
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -34,6 +34,8 @@ TUNING_SEED = 1000
 SIZE, TUNING_SIZE = 224, 128
 """Pixels a side of the results, and of the tries."""
 PUBLIC = "cifar100-5000.npz"
+FEW, FEW_PIXELS = "--limit 2000 ", 64
+"""Training records and pixels a side of the short form."""
 Row = dict[str, Any]
 
 
@@ -73,13 +75,20 @@ def jobs() -> Iterator[Job]:
     yield from (Job(label, SIZE, "classes:1", 100, seed) for seed in SEEDS[1:] for label in CONTENT["others"])
 
 
-def words(job: Job, chosen: int) -> list[str]:
+def few() -> Iterator[Job]:
+    """The jobs of the short form: the tries of the first row, then its run."""
+    label = next(iter(ROWS))
+    yield from (Job(label, FEW_PIXELS, "classes:1", 10, TUNING_SEED, i) for i in range(TRIES))
+    yield Job(label, FEW_PIXELS, "classes:1", 10, 0)
+
+
+def words(job: Job, chosen: int, quick: bool) -> list[str]:
     """The words of a job's command after ``fedstill run``, without its folder."""
     method, flags, tries = ROWS[job.label]
     held = "--validation 0.1 " if job.number is not None else ""
     task = (
         f"--data cifar10 --size {job.size} --features efficientnet-lite0 --public ./{PUBLIC}:unlabeled "
-        f"--partition {job.split} --clients {job.clients} --seed {job.seed} {held}--workers 0"
+        f"--partition {job.split} --clients {job.clients} --seed {job.seed} {held}{FEW if quick else ''}--workers 0"
     )
     return [
         method,
@@ -89,9 +98,9 @@ def words(job: Job, chosen: int) -> list[str]:
     ]
 
 
-def read(name: str) -> list[Row]:
+def read(name: str, quick: bool = False) -> list[Row]:
     """The lines of a file of results."""
-    file = RESULTS / name
+    file = at(RESULTS / name, quick)
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
@@ -112,14 +121,14 @@ def best(label: str, tries: list[Row]) -> int:
     return max(sorted(own), key=lambda number: own[number])
 
 
-def do(job: Job, chosen: int, folder: Path) -> Row:
+def do(job: Job, chosen: int, folder: Path, quick: bool) -> Row:
     """Run the job in this process and return its line."""
     import work
 
     from fedstill.experiment.run import run
     from fedstill.report.record import read_run
 
-    said = words(job, chosen)
+    said = words(job, chosen, quick)
     place = folder / "-".join(str(part).replace(" ", "").replace(",", "-").replace(":", "-") for part in job)
     line = ["run", *said, "--out", str(place)]
     parsed, clock, began = work.parse(line), work.Clock(), time.process_time()
@@ -158,30 +167,31 @@ def publish(folder: Path) -> None:
         np.savez(folder / PUBLIC, **part, x_test=pixels[:1], y_test=some.labels[:1].numpy())
 
 
-def run_missing(folder: Path, kinds: list[str], rows: list[str], minutes: float) -> None:
+def run_missing(folder: Path, kinds: list[str], rows: list[str], minutes: float, quick: bool) -> None:
     """Compute what the results lack, for a number of minutes."""
     os.nice(15 - os.nice(0))
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
     publish(Path())
     began = time.monotonic()
-    for job in jobs():
+    for job in few() if quick else jobs():
         if not any(job.label in CONTENT[kind] for kind in rows):
             continue
         name = "tries.jsonl" if job.number is not None else "runs.jsonl"
-        if ("try" if job.number is not None else "run") not in kinds or job in map(key, read(name)):
+        if ("try" if job.number is not None else "run") not in kinds or job in map(key, read(name, quick)):
             continue
         if time.monotonic() - began > 60 * minutes:
             return
-        row = do(job, 0 if job.number is not None else best(job.label, read("tries.jsonl")), Path())
-        RESULTS.mkdir(exist_ok=True)
-        with (RESULTS / name).open("a") as file:
+        row = do(job, 0 if job.number is not None else best(job.label, read("tries.jsonl", quick)), Path(), quick)
+        with at(RESULTS / name, quick).open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(
             row["label"],
             *(row.get(k) for k in ("number", "split", "clients", "seed", "accuracy", "failed")),
             flush=True,
         )
+        if quick and "failed" in row:
+            raise SystemExit(f"the short form failed: {row['failed']}")
 
 
 def written() -> str:
@@ -197,9 +207,10 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=["try", "run"], default=["try", "run"])
     parser.add_argument("--rows", nargs="+", choices=[*CONTENT], default=[*CONTENT], help="for several processes")
     parser.add_argument("--minutes", type=float, default=600)
+    parser.add_argument("--quick", action="store_true", help="one row on few records; nothing is kept")
     flags = parser.parse_args()
     if flags.what == "run":
-        run_missing(flags.folder, flags.kinds, flags.rows, flags.minutes)
+        run_missing(flags.folder, flags.kinds, flags.rows, flags.minutes, flags.quick)
     else:
         feature_page.PAGE.write_text(written())
 
