@@ -82,7 +82,7 @@ def few() -> Iterator[Job]:
     yield Job(label, FEW_PIXELS, "classes:1", 10, 0)
 
 
-def words(job: Job, chosen: int, quick: bool) -> list[str]:
+def words(job: Job, chosen: int, quick: bool = False) -> list[str]:
     """The words of a job's command after ``fedstill run``, without its folder."""
     method, flags, tries = ROWS[job.label]
     held = "--validation 0.1 " if job.number is not None else ""
