@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-LOCAL = {"lr": 0.05, "batch_size": 32}
+LOCAL = {"lr": 0.05, "batch_size": 32, "epochs": 1}
 TRAINING = {"epochs": 3}
 DATAFREE = {"local": {**LOCAL, "epochs": 2}, "epochs": 2, "student": LOCAL}
 PRIVATE_ROUNDS = {"rounds": 2, "participation": 1.0, "local": {"steps": 2, "supposed_records": 400, "lr": 0.05}}
