@@ -42,9 +42,24 @@ def test_the_table_is_that_of_the_runs(sums: ModuleType, epsilon: int) -> None:
 
 def test_the_other_tables_are_those_of_the_runs(sums: ModuleType) -> None:
     runs = json.loads((RESULTS / "sums.json").read_text())["runs"]
-    for method, whole in (("fedcgs", False), ("gh-ofl", False), ("afl", True)):
-        lines = sums.table(runs, method, 1, all=whole)
+    for method, epsilon, whole in (
+        ("fedcgs", 1, False),
+        ("gh-ofl", 1, False),
+        ("fedcgs", 4, False),
+        ("gh-ofl", 4, False),
+        ("afl", 1, True),
+    ):
+        lines = sums.table(runs, method, epsilon, all=whole)
         assert len(lines) > 3 and "\n".join(lines) in PAGE
+
+
+def test_memory_is_flat_in_the_number_of_clients() -> None:
+    table = json.loads((RESULTS / "memory-sums.json").read_text())["table"]
+    assert [row["clients"] for row in table] == [10, 100, 1000, 10_000]
+    for row in table:
+        shown = f"{row['clients']:,} | {100 * row['accuracy']:.1f} | {row['memory_MB']:.0f} MB | {row['seconds']:,.0f}"
+        assert f"| {shown} |\n" in PAGE
+        assert row["memory_MB"] < 1.1 * table[0]["memory_MB"]
 
 
 def test_every_row_of_costs_is_on_the_page() -> None:
