@@ -22,7 +22,7 @@ import feature_page
 import numpy as np
 
 sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "board")]
-from record import at, weights_digest
+from record import weights_digest
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -82,13 +82,13 @@ def few() -> Iterator[Job]:
     yield Job(label, FEW_PIXELS, "classes:1", 10, 0)
 
 
-def words(job: Job, chosen: int, quick: bool = False) -> list[str]:
+def words(job: Job, chosen: int, more: str = "") -> list[str]:
     """The words of a job's command after ``fedstill run``, without its folder."""
     method, flags, tries = ROWS[job.label]
     held = "--validation 0.1 " if job.number is not None else ""
     task = (
         f"--data cifar10 --size {job.size} --features efficientnet-lite0 --public ./{PUBLIC}:unlabeled "
-        f"--partition {job.split} --clients {job.clients} --seed {job.seed} {held}{FEW if quick else ''}--workers 0"
+        f"--partition {job.split} --clients {job.clients} --seed {job.seed} {held}{more}--workers 0"
     )
     return [
         method,
@@ -98,9 +98,9 @@ def words(job: Job, chosen: int, quick: bool = False) -> list[str]:
     ]
 
 
-def read(name: str, quick: bool = False) -> list[Row]:
+def read(name: str, results: Path = RESULTS) -> list[Row]:
     """The lines of a file of results."""
-    file = at(RESULTS / name, quick)
+    file = results / name
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
@@ -121,14 +121,14 @@ def best(label: str, tries: list[Row]) -> int:
     return max(sorted(own), key=lambda number: own[number])
 
 
-def do(job: Job, chosen: int, folder: Path, quick: bool) -> Row:
+def do(job: Job, chosen: int, folder: Path, more: str) -> Row:
     """Run the job in this process and return its line."""
     import work
 
     from fedstill.experiment.run import run
     from fedstill.report.record import read_run
 
-    said = words(job, chosen, quick)
+    said = words(job, chosen, more)
     place = folder / "-".join(str(part).replace(" ", "").replace(",", "-").replace(":", "-") for part in job)
     line = ["run", *said, "--out", str(place)]
     parsed, clock, began = work.parse(line), work.Clock(), time.process_time()
@@ -168,7 +168,9 @@ def publish(folder: Path) -> None:
 
 
 def run_missing(folder: Path, kinds: list[str], rows: list[str], minutes: float, quick: bool) -> None:
-    """Compute what the results lack, for a number of minutes."""
+    """Compute what the results lack, for a number of minutes; a short form has its own results in the folder."""
+    results, more = (folder.resolve() / "results", FEW) if quick else (RESULTS, "")
+    results.mkdir(parents=True, exist_ok=True)
     os.nice(15 - os.nice(0))
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
@@ -178,20 +180,21 @@ def run_missing(folder: Path, kinds: list[str], rows: list[str], minutes: float,
         if not any(job.label in CONTENT[kind] for kind in rows):
             continue
         name = "tries.jsonl" if job.number is not None else "runs.jsonl"
-        if ("try" if job.number is not None else "run") not in kinds or job in map(key, read(name, quick)):
+        if ("try" if job.number is not None else "run") not in kinds or job in map(key, read(name, results)):
             continue
         if time.monotonic() - began > 60 * minutes:
             return
-        row = do(job, 0 if job.number is not None else best(job.label, read("tries.jsonl", quick)), Path(), quick)
-        with at(RESULTS / name, quick).open("a") as file:
+        row = do(job, 0 if job.number is not None else best(job.label, read("tries.jsonl", results)), Path(), more)
+        with (results / name).open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(
             row["label"],
             *(row.get(k) for k in ("number", "split", "clients", "seed", "accuracy", "failed")),
             flush=True,
         )
-        if quick and "failed" in row:
-            raise SystemExit(f"the short form failed: {row['failed']}")
+    lost = [row["failed"] for name in ("tries.jsonl", "runs.jsonl") for row in read(name, results) if "failed" in row]
+    if quick and lost:
+        raise SystemExit(f"the short form failed: {lost[0]}")
 
 
 def written() -> str:
