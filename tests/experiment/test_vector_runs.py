@@ -16,7 +16,7 @@ from fedstill.base.records import Records
 from fedstill.cli import parser
 from fedstill.data import features, from_torch
 from fedstill.data.places import Reading
-from fedstill.experiment.task import share_out
+from fedstill.experiment.task import client_data, share_out
 from fedstill.protocol import returns_run_model
 
 MODEL = "mlp:hidden=16,layers=1"
@@ -139,6 +139,21 @@ def test_a_run_on_features_gives_a_model_from_image_to_logits(digits, tmp_path, 
         model(torch.zeros(2, 1, 8, 8))
     with pytest.raises(ValueError, match="has the SHA-256"):
         load_model(tmp_path / "run")(torch.zeros(2, 1, 16, 16, dtype=torch.uint8))
+
+
+def test_progress_tells_of_the_public_records_features(digits, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDSTILL_CACHE", str(tmp_path))
+    some = digits.train[:60]
+    images = {"x_train": some.images[:50, 0], "x_test": some.images[50:, 0]}
+    np.savez(tmp_path / "some.npz", y_train=some.labels[:50], y_test=some.labels[50:], **images)
+    public = f"{tmp_path}/some.npz:unlabeled"
+    told = [("features of public train records", 50, 50), ("features of public test records", 10, 10)]
+    for scale in ({}, {"mean": (0.0,), "std": (1.0,)}):  # of the public records, and a stated one
+        monkeypatch.setenv("FEDSTILL_CACHE", str(tmp_path / f"cache{len(scale)}"))
+        experiment, seen = Experiment(data="digits", features="scattering", public=public, **scale), []
+        task = share_out(experiment, digits, progress=lambda *one, seen=seen: seen.append(one))
+        client_data(experiment, task, lambda *one, seen=seen: seen.append(one))
+        assert seen[-2:] == told
 
 
 @pytest.mark.slow

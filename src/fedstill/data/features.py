@@ -349,6 +349,7 @@ def _vectors(
     device: str,
     progress: Progress | None,
     cache_dir: Path | None,
+    kind: str = "",
 ) -> tuple[dict[str, np.ndarray], str]:
     """The vectors of both splits by name, from the cache or computed, and their fingerprint."""
     state = f"{digest} {raw.fingerprint} {torch.device(device).type}"
@@ -359,7 +360,7 @@ def _vectors(
     def build() -> cache.CacheEntry:
         found, backbone = {}, load_backbone()
         for split, (records, _) in (("train", raw.train), ("test", raw.test)):
-            label = f"features of {split} records"
+            label = f"features of {kind}{split} records"
             tell = None if progress is None else (lambda done, total, label=label: progress(label, done, total))
             file = begun / f"{split}.npy"
             found[split] = rows_of(backbone, records, device=device, progress=tell, file=file)
@@ -373,7 +374,13 @@ def _vectors(
 
 
 def load_public(
-    spec: str, backbone: tuple[str, str], like: Records, *, size: int | None = None, device: str = "cpu"
+    spec: str,
+    backbone: tuple[str, str],
+    like: Records,
+    *,
+    size: int | None = None,
+    device: str = "cpu",
+    progress: Progress | None = None,
 ) -> Records:
     """Public records as vectors: as `fedstill.data.public.load`, of a data set's own images or texts.
 
@@ -383,6 +390,7 @@ def load_public(
         like: records with the length and the normalisation of the task's vectors.
         size: as for `fedstill.data.public.load`.
         device: device of the backbone.
+        progress: observer of the work.
 
     Raises:
         ValueError: there are no such data, the backbone has another digest, or the vectors another length.
@@ -405,7 +413,7 @@ def load_public(
         check_digest(found, backbone[1])
         return found
 
-    arrays, _ = _vectors(backbone[1], installed, raw, device, None, None)
+    arrays, _ = _vectors(backbone[1], installed, raw, device, progress, None, kind="public ")
     values = torch.from_numpy(np.concatenate([arrays["train"], arrays["test"]]))
     labels = torch.cat([raw.train[1], raw.test[1]])
     if values.shape[1:] != like.shape:

@@ -233,7 +233,7 @@ def estimate(job: Job, watcher: Watcher | None = None) -> Estimate:
     check_job(job)
     task = share_out(experiment, None, progress=watcher.progressed)
     check_records(job, task)
-    clients = client_data(experiment, task)
+    clients = client_data(experiment, task, watcher.progressed)
     with TemporaryDirectory(prefix="fedstill-", ignore_cleanup_errors=True) as place:
         folder, clock = Path(place), Clock()
         spec = spec_of(job, task, parties=parties_of(job, DEFAULTS["run"], folder / "helpers"))

@@ -260,7 +260,7 @@ def _run(
     spec = spec_of(job, task, number, parties)
     assert spec.facts  # raises where the model cannot be built
     warn_of_depth(spec)
-    data_of_clients = client_data(experiment, task)
+    data_of_clients = client_data(experiment, task, watcher.progressed)
     public_records = data_of_clients.public()
     origin = {} if begun is None else begun.model_dump(include={"extends", "answers"}, exclude_none=True)
     if sites is not None:

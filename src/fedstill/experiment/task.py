@@ -206,7 +206,7 @@ def share_out(
         test = loaded.train[torch.from_numpy(validation)]
     unscaled = "scale" in loaded.measured or (backbone is not None and not experiment.mean)
     if unscaled and experiment.public is not None:
-        loaded = _scaled_by_public(experiment, loaded, public_records, backbone)
+        loaded = _scaled_by_public(experiment, loaded, public_records, backbone, progress)
         source, test = loaded.train, replace(test, normalisation=loaded.train.normalisation)
     _check_scale(loaded)
     _warn_of_mixing(experiment, loaded.columns)
@@ -432,7 +432,11 @@ def _own_split(
 
 
 def _scaled_by_public(
-    experiment: Experiment, data: sources.DataSet, held: partition.Indices | None, backbone: str | None
+    experiment: Experiment,
+    data: sources.DataSet,
+    held: partition.Indices | None,
+    backbone: str | None,
+    progress: features.Progress | None,
 ) -> sources.DataSet:
     """``data`` with the mean and the standard deviation of each column of the public records.
 
@@ -445,7 +449,7 @@ def _scaled_by_public(
     elif public.is_noise(experiment.public):
         return data
     else:
-        values = _public_records(experiment, data.train, backbone).images
+        values = _public_records(experiment, data.train, backbone, progress).images
     normalisation, constant = vectors.scale(values.numpy())
     train, test = (replace(records, normalisation=normalisation) for records in (data.train, data.test))
     constant = () if backbone else constant  # a feature that the public records lack
@@ -509,24 +513,28 @@ def _warn_of_mixing(experiment: Experiment, columns: Mapping[str, np.ndarray]) -
     )
 
 
-def client_data(experiment: Experiment, task: Task) -> sources.Shards:
-    """The clients' records and the public ones."""
+def client_data(experiment: Experiment, task: Task, progress: features.Progress | None = None) -> sources.Shards:
+    """The clients' records and the public ones, whose ``--features`` are computed here if ``progress`` observes."""
     load_public = None
     if task.public is not None:
         load_public = partial(_subset, task.source, experiment.reading, task.public)
     elif experiment.public is not None:
         load_public = partial(_public_records, experiment, task.train[:0], task.backbone)
+        if experiment.features is not None and progress is not None:
+            load_public(progress)
     return sources.Shards(task.source, task.parts, load_public, experiment.reading)
 
 
-def _public_records(experiment: Experiment, like: Records, backbone: str | None) -> Records:
+def _public_records(
+    experiment: Experiment, like: Records, backbone: str | None, progress: features.Progress | None = None
+) -> Records:
     """The public records in the shape of ``like`` and with its normalisation."""
     assert experiment.public is not None
     size = experiment.size
     if experiment.features is None:
         return public.load(experiment.public, like.shape, like.normalisation, size=size)
     found = (experiment.features, str(backbone))
-    return features.load_public(experiment.public, found, like, size=size, device=experiment.device)
+    return features.load_public(experiment.public, found, like, size=size, device=experiment.device, progress=progress)
 
 
 def _subset(source: str | Records, reading: places.Reading, indices: partition.Indices) -> Records:
