@@ -207,11 +207,11 @@ def test_a_threshold_is_for_two_classes(tmp_path: Path) -> None:
     network = nn.Linear(3, 3)
     three = Trained(network, (3,), ("a", "b", "c"), AS_THEY_ARE)
     with pytest.raises(ValueError, match="are for two classes, but the model has 3; leave them out"):
-        publish._decision(three, None, 0.3)
+        publish.decision_of(three, None, 0.3)
     two = Trained(network, (3,), ("a", "b"), AS_THEY_ARE)
     with pytest.raises(ValueError, match="--positive is 'c'; it must be one of two classes: a, b"):
-        publish._decision(two, "c", None)
-    assert publish._decision(two, "a", None) == {"decision": {"positive": "a", "threshold": 0.5}}
+        publish.decision_of(two, "c", None)
+    assert publish.decision_of(two, "a", None) == {"decision": {"positive": "a", "threshold": 0.5}}
 
 
 @pytest.mark.parametrize("shape", [(70, 131, 3), (40, 40, 1), (9, 300, 3), (131, 70, 1), (1, 5, 3)])

@@ -192,10 +192,10 @@ def test_a_shape_is_for_a_run_on_features(finished: RunRecord, tmp_path: Path) -
 
 def test_the_card_of_a_classifier_of_vectors_names_no_images(finished: RunRecord) -> None:
     facts = {"model": "mlp", "num_parameters": 1, "shape": [30], "class_names": ["a", "b"]}
-    card = publishing._card(finished, facts)
+    card = publishing.card_of(finished, facts)
     assert "vectors (n, 30), floats, not normalised" in card and "tabular-classification" in card
     assert "image" not in card.partition("## Privacy")[0]
-    assert "images (n, 1, 8, 8), uint8 from 0 to 255" in publishing._card(finished, {**facts, "shape": [1, 8, 8]})
+    assert "images (n, 1, 8, 8), uint8 from 0 to 255" in publishing.card_of(finished, {**facts, "shape": [1, 8, 8]})
 
 
 @pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1), ("RGBA", 3)])
@@ -205,10 +205,10 @@ def test_a_card_has_the_way_from_a_picture_of_any_size_to_the_input(
     task = {**finished.config["experiment"], "size": 32}
     sized = RunRecord(finished.folder, "x", {**finished.config, "experiment": task}, finished.summary)
     model = Trained(nn.Linear(2, 2), (channels, 32, 32), ("a", "b"), AS_THEY_ARE)
-    facts = publishing._facts(sized, model, model.shape)
+    facts = publishing.facts_of(sized, model, model.shape)
     assert facts["preprocessing"]["size"] == 32 and facts["preprocessing"]["crop"] == "largest centred square"
-    assert "preprocessing" not in publishing._facts(finished, model, model.shape)
-    card = publishing._card(sized, facts)
+    assert "preprocessing" not in publishing.facts_of(finished, model, model.shape)
+    card = publishing.card_of(sized, facts)
     assert "largest centred square, resized to 32 x 32 (bilinear, antialiased)" in " ".join(card.split())
     code = next(block for block in card.split("```")[1::2] if "picture.jpg" in block)
     monkeypatch.chdir(tmp_path)
@@ -224,12 +224,12 @@ def test_a_card_has_the_way_from_a_picture_of_any_size_to_the_input(
 
 def test_a_card_says_whose_accuracy_it_has_and_who_took_part(finished: RunRecord) -> None:
     facts = {"model": "x", "num_parameters": 1, "shape": [1, 8, 8], "class_names": ["a", "b"]}
-    assert "own training, which is not in this model" not in publishing._card(finished, facts)
+    assert "own training, which is not in this model" not in publishing.card_of(finished, facts)
     tuned = {**finished.config, "method": {"name": "fedavg-ft"}}
-    card = publishing._card(RunRecord(finished.folder, "x", tuned, finished.summary), facts)
+    card = publishing.card_of(RunRecord(finished.folder, "x", tuned, finished.summary), facts)
     assert "after each client's own training, which is not in this model | " in card
     lost = {**finished.summary, "refused": [{"client": 1, "step": "update", "round": 1, "reason": "late"}] * 2}
-    card = publishing._card(RunRecord(finished.folder, "x", finished.config, lost), facts)
+    card = publishing.card_of(RunRecord(finished.folder, "x", finished.config, lost), facts)
     assert "2 clients (1 of them without all of their replies) trained" in card and "pooling" not in card
 
 
@@ -237,7 +237,7 @@ def test_labels_of_others_are_no_markup_in_a_card(finished: RunRecord) -> None:
     summary = {**finished.summary, "data": "x](http://evil)<script>", "partition": "a\n\n# b"}
     hostile = RunRecord(finished.folder, "`x`|<b>", finished.config, summary)
     facts = {"model": "*", "num_parameters": 1, "shape": [1, 8, 8], "class_names": ["<i>", "\x1b[31mred\x9b"]}
-    card = publishing._card(hostile, facts)
+    card = publishing.card_of(hostile, facts)
     assert "?\\[31mred?" in card and "\x1b" not in card and "\x9b" not in card
     assert "<script>" not in card.replace("\\<", "") and "<b>" not in card.replace("\\<", "") and "\n# b" not in card
 
@@ -247,7 +247,7 @@ def test_a_command_and_a_reason_of_others_are_no_markup_in_a_card(finished: RunR
     promised = replace(finished.guarantee, reason="see [here](http://evil) <script>\n# h1")
     hostile = replace(finished, config=config, guarantee=promised)
     facts = {"model": "x", "num_parameters": 1, "shape": [1, 8, 8], "class_names": ["a", "b"]}
-    card = publishing._card(hostile, facts)
+    card = publishing.card_of(hostile, facts)
     assert "````\nfedstill run ``` # Heading <img src=x> ```\n````" in card
     assert "<script>" not in card.replace("\\<", "") and "[here](" not in card and "\n# h1" not in card
 

@@ -215,9 +215,9 @@ def test_lists_of_runs_say_the_sum_too(
 
 
 def test_the_card_says_what_its_number_leaves_open(runs: dict[str, RunRecord]) -> None:
-    card = "\n".join(publish._privacy(runs["plain"]))
+    card = "\n".join(publish.privacy_lines(runs["plain"]))
     assert "whoever sees more made of the same records" in card and "do not hand on" not in card
-    assert "whoever sees more" not in "\n".join(publish._privacy(runs["simulated"]))
+    assert "whoever sees more" not in "\n".join(publish.privacy_lines(runs["simulated"]))
 
 
 def test_every_private_method_says_its_unit() -> None:

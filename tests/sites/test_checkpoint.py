@@ -160,7 +160,7 @@ def ledger(state: Path, run: str = "run", **limits: Any) -> Any:
 def test_a_budget_and_a_run_know_what_earlier_files_have(
     size: int, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(site_journal, "_LARGEST", size)
+    monkeypatch.setattr(site_journal, "LARGEST", size)
     charged = 0
     with pytest.raises(BudgetExceeded, match="budget of 2 at delta 1e-05, including earlier runs"):
         for index in range(100):
@@ -177,7 +177,7 @@ def test_a_budget_and_a_run_know_what_earlier_files_have(
 
 def test_what_is_shown_of_a_budget_is_what_the_filter_counts(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint rounds many kinds of noise to the safe side: the filter then counts more than was charged."""
-    monkeypatch.setattr(site_journal, "_LARGEST", 1)
+    monkeypatch.setattr(site_journal, "LARGEST", 1)
     monkeypatch.setattr(checkpoint, "MOST_KINDS", 1)
     for index in range(12):
         noise = Gaussian(noise_multiplier=9.0 + index / 7, sampling=0.19 + index / 100)
@@ -194,7 +194,7 @@ def test_what_is_shown_of_a_budget_is_what_the_filter_counts(state: Path, monkey
 
 
 def test_the_limit_of_a_run_holds_over_files(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site_journal, "_LARGEST", 1)
+    monkeypatch.setattr(site_journal, "LARGEST", 1)
     run = {"run_limit": (0.5, DELTA)}
     first: Charge = entry(Gaussian(noise_multiplier=8.5))
     ledger(state, "a", **run).charge(first)
@@ -210,7 +210,7 @@ def test_an_object_that_saw_the_last_file_notices_an_older_copy_after_others_wen
 
     from fedstill.base import files
 
-    monkeypatch.setattr(site_journal, "_LARGEST", 2000)
+    monkeypatch.setattr(site_journal, "LARGEST", 2000)
     for index in range(5):
         ledger(state).charge(entry(Gaussian(noise_multiplier=50.0), index=index))
     copy = shutil.copytree(state, tmp_path / "copy")
@@ -247,7 +247,7 @@ def test_a_budget_s_parts_follow_from_the_first_release_of_a_list() -> None:
 
 
 def test_files_of_a_journal_are_their_owner_s_alone(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site_journal, "_LARGEST", 1)
+    monkeypatch.setattr(site_journal, "LARGEST", 1)
     before = os.umask(0)
     try:
         for _ in range(4):

@@ -155,7 +155,7 @@ def crashes(state: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_a_large_journal_goes_on_in_another_file_whatever_stops_it(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(site_journal, "_LARGEST", 400)
+    monkeypatch.setattr(site_journal, "LARGEST", 400)
     for _ in range(5):
         append(state, {"what": "asked", "detail": "x" * 100})
     assert len(list(state.glob("journal-*.jsonl"))) >= 2

@@ -70,7 +70,7 @@ def test_a_run_that_was_silent_for_a_month_is_over_and_its_counts_are_forgotten(
     policy: SitePolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checkpoint has a bound; it knows no run for ever."""
-    monkeypatch.setattr(site_journal, "_LARGEST", 1)
+    monkeypatch.setattr(site_journal, "LARGEST", 1)
     ask(policy, "a")
     (policy.state / "runs" / "a" / "answer.lock").touch()  # of its step
     now = time.time()
@@ -87,7 +87,7 @@ def test_a_checkpoint_larger_than_a_file_does_not_begin_one_with_each_line(
     policy: SitePolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many runs a day make it; each line would write all of them."""
-    monkeypatch.setattr(site_journal, "_LARGEST", 3000)
+    monkeypatch.setattr(site_journal, "LARGEST", 3000)
     policy = policy.model_copy(update={"runs_per_day": 100})
     for run in range(40):
         ask(policy, f"{run:032x}")

@@ -224,7 +224,7 @@ def test_receipts_that_a_server_made_up_are_ignored(pair: Pair) -> None:
 
 def test_a_long_log_finds_the_line_of_a_receipt(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """In an earlier file, of which no other is read: a server may send the oldest receipt with each request."""
-    monkeypatch.setattr(site_journal, "_LARGEST", 1000)
+    monkeypatch.setattr(site_journal, "LARGEST", 1000)
     assert pair.ask() is None
     given = pair.facts()
     for _ in range(40):
@@ -241,7 +241,7 @@ def test_a_crash_between_two_files_hides_no_receipt(pair: Pair, monkeypatch: pyt
     assert pair.ask() is None
     given = pair.facts()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(site_journal, "_LARGEST", 1)
+        patch.setattr(site_journal, "LARGEST", 1)
         patch.setattr(chain.Chain, "_begin_file", interrupted)
         log.write(pair.policy, {}, "paused", "")
     assert not (pair.policy.state / "journal.jsonl").exists()

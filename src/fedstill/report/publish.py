@@ -86,7 +86,7 @@ def publish(
     model = model_of(job)
     taken, schema = _shape(record, model, shape), _schema(record, model)
     size = None if shape else record.config["experiment"].get("size")
-    decision = _decision(model, positive, threshold)
+    decision = decision_of(model, positive, threshold)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists; choose an empty folder")
     part = out / f".{os.getpid()}{files.PART}"
@@ -99,9 +99,9 @@ def publish(
             files.write_bytes(part / ROWS, inspect.getsource(rows).encode())
         weights = {name: tensor.contiguous() for name, tensor in state(model.network).items()}
         files.write_bytes(part / WEIGHTS, save(weights))
-        facts = {**_facts(record, model, taken, schema), **decision}
+        facts = {**facts_of(record, model, taken, schema), **decision}
         files.write_bytes(part / FACTS, (json.dumps(facts, indent=2, ensure_ascii=False) + "\n").encode())
-        files.write_bytes(part / CARD, _card(record, facts, onnx=onnx, attacks=attacks, gate=gate).encode())
+        files.write_bytes(part / CARD, card_of(record, facts, onnx=onnx, attacks=attacks, gate=gate).encode())
         for path in part.iterdir():
             os.replace(path, out / path.name)
     finally:
@@ -143,8 +143,12 @@ def _schema(record: RunRecord, model: Trained) -> TableSchema | None:
     return found
 
 
-def _decision(model: Trained, positive: str | None, threshold: float | None) -> dict[str, Any]:
-    """The probability from which a class of two is predicted, if there are two."""
+def decision_of(model: Trained, positive: str | None, threshold: float | None) -> dict[str, Any]:
+    """The class of two with the probability from which it is predicted, as ``{"decision": ...}``; else nothing.
+
+    Raises:
+        ValueError: a class or a threshold is given and there are not two classes, or none of that name.
+    """
     two = model.target is None and len(model.class_names) == 2
     if not two and (positive, threshold) != (None, None):
         raise ValueError(
@@ -177,7 +181,7 @@ def upload(folder: Path, name: str) -> str:
         ) from error
 
 
-def _facts(
+def facts_of(
     record: RunRecord, model: Trained, shape: tuple[int, ...], schema: TableSchema | None = None
 ) -> dict[str, Any]:
     """What a program needs to use the model; mean and standard deviation are of its input, or of the features."""
@@ -206,7 +210,7 @@ def _said(model: Trained) -> dict[str, Any]:
     return {"target": model.class_names[0], "target_range": list(model.target)}
 
 
-def _card(
+def card_of(
     record: RunRecord,
     facts: dict[str, Any],
     *,
@@ -214,7 +218,15 @@ def _card(
     attacks: Sequence[str] = (),
     gate: Sequence[str] = (),
 ) -> str:
-    """The model card, with the header that the hub reads."""
+    """The model card in Markdown, with the header that the hub reads.
+
+    Args:
+        record: the run.
+        facts: what `facts_of` and `decision_of` say.
+        onnx: whether the folder has an ONNX program too.
+        attacks: what was found by attacks on the run, a line each.
+        gate: what a gate before publishing found, a line each.
+    """
     summary = record.summary
     task, tag, what = _task(facts)
     behind = ""
@@ -254,7 +266,7 @@ A {what} ({_plain(facts["model"])}, {facts["num_parameters"]:,} parameters) that
 
 {_columns(facts)}## Privacy
 
-{chr(10).join(_privacy(record))}
+{chr(10).join(privacy_lines(record))}
 
 ## Attacks
 
@@ -333,7 +345,7 @@ def _errors(record: RunRecord) -> Iterator[str]:
         yield f"| {name} on {_plain(record.summary['judged_on'])}, with its 95 % interval | {words} |\n"
 
 
-def _privacy(record: RunRecord) -> list[str]:
+def privacy_lines(record: RunRecord) -> list[str]:
     """The lines of the card on the run's guarantee."""
     promised = record.guarantee
     holds = guarantees.is_finite(promised)

@@ -61,7 +61,7 @@ from fedstill.sites.site.state_format import (
 )
 
 T = TypeVar("T")
-_LARGEST = 2**18
+LARGEST = 2**18
 """Bytes of a file, without its checkpoint, from which another begins."""
 _CHECKPOINT = b',"what":"checkpoint",'
 _REMEDY = (
@@ -98,7 +98,7 @@ class SiteJournal:
         check(self._state)
         with self.lock:
             self._chain.synchronise()
-            if self._chain.size >= _LARGEST and self._chain.size >= _LARGEST + self._checkpoint_size():
+            if self._chain.size >= LARGEST and self._chain.size >= LARGEST + self._checkpoint_size():
                 self._begin_file()
             number = self._chain.count + 1
             self._chain.append({"n": number, **line})
