@@ -1,6 +1,5 @@
 """docs/real_sites.md and the table of docs/measures.md are what their results say, and the schemas are such."""
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
@@ -8,18 +7,11 @@ from types import ModuleType
 import numpy as np
 import pandas as pd
 import pytest
+from benchmark import load as benchmark
 
 from fedstill.data.table_schema import TableSchema
 
 ROOT = Path(__file__).parents[2]
-
-
-def benchmark(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")

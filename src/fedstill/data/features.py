@@ -25,7 +25,7 @@ from fedstill.base.records import AS_THEY_ARE, Normalisation, Records
 from fedstill.data import cache, public, sources
 from fedstill.data.places import AS_IT_IS, Reading
 from fedstill.models import backbones, build, features
-from fedstill.models.backbones import LIBRARIES, Backbone, Preprocessing, digest
+from fedstill.models.backbones import LIBRARIES, TOKENS, Backbone, Preprocessing, digest
 from fedstill.models.patches import Patches
 from fedstill.privacy import rowwise
 
@@ -273,7 +273,8 @@ def _by_row(backbone: Backbone, x: Tensor) -> Float[Tensor, "n d"]:
         return lambda inputs: [rows(other, backbone.random_input(inputs))]
 
     possible = _LARGE if x.is_cuda else tuple(size for size in rowwise.SIZES if size <= backbone.batch)
-    among = tuple(size for size in possible if size * like.numel() <= _PIXELS) or (1,)
+    most = TOKENS if backbone.takes == "texts" and not x.is_cuda else _PIXELS
+    among = tuple(size for size in possible if size * like.numel() <= most) or (1,)
     if backbone.name.startswith(LIBRARIES) or rowwise.is_known(net):
         among = rowwise.sizes((rowwise.form(net), rows.__qualname__, "backbone"), make, like, among)
     else:  # code of the user's own may mix the records of a batch

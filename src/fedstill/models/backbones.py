@@ -27,6 +27,10 @@ _FORMAT = 1
 _BLOCK = 32
 """Texts are padded to multiples of this number of tokens."""
 
+TOKENS = 512
+"""Tokens of the largest batch of texts on a CPU. Longer texts go one by one, which is as fast; the test of a larger
+batch, one for each length, costs as many tokens as hundreds of texts."""
+
 LIBRARIES = ("hf:", "timm:", "torchvision:")
 """Beginnings of the names of backbones of other libraries, whose networks treat each record by itself."""
 
@@ -324,7 +328,7 @@ def _of_texts(name: str, net: nn.Module, weights: dict[str, Tensor], tokenizer: 
         return ids, int(tokenizer.pad_token_id or 0)
 
     files = [folder / part for part in ("tokenizer.json", "vocab.txt", "sentencepiece.bpe.model")]
-    facts = {"texts": longest, "pad": tokenizer.pad_token_id}
+    facts = {"texts": longest, "pad": tokenizer.pad_token_id, "batch": TOKENS}
     return Backbone(
         name,
         digest(weights, facts, [file for file in files if file.exists()]),
