@@ -112,7 +112,7 @@ def test_a_preset_is_what_the_page_says_and_a_flag_counts_more(preset: str, tmp_
         assert name == "runs_per_day" or written[name] == value
     (row,) = [line for line in PAGE.splitlines() if line.startswith(f"| `{preset}`")]
     said = {
-        "strict": ("least epsilon 0.01", "1,000 releases", "10 failed", "10 runs", "200 refusals"),
+        "strict": ("least epsilon 0.01", "1,000 releases", "10 failed", "10 runs", "200 refusals", "whole minutes"),
         "open": ("1 record",),
     }
     assert all(words in row for words in said.get(preset, ()))

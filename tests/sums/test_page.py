@@ -1,11 +1,11 @@
 """The numbers of docs/sums.md are those of the files behind it."""
 
-import importlib.util
 import json
 import statistics
 from pathlib import Path
 from types import ModuleType
 
+import benchmark
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -15,11 +15,7 @@ RESULTS = ROOT / "benchmarks/results"
 
 @pytest.fixture(scope="module")
 def sums() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("sums", ROOT / "benchmarks/sums.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return benchmark.load("sums")
 
 
 @pytest.mark.parametrize("epsilon", [1, 4])

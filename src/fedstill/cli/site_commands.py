@@ -28,6 +28,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "max_failures_ever": 10,
         "runs_per_day": 10,
         "refusals_per_day": 200,
+        "reply_seconds": 60.0,
     },
 }
 """Settings of a policy by the name of a preset."""
