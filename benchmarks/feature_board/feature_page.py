@@ -126,8 +126,8 @@ def leaders(runs: list[Row], content: Content) -> str:
     return "\n".join(lines)
 
 
-def page(runs: list[Row], tries: list[Row], content: Content, planned: int) -> str:
-    """The page, in Markdown."""
+def page(runs: list[Row], tries: list[Row], content: Content, planned: int, texts: str) -> str:
+    """The page, in Markdown; ``texts`` is its part on texts."""
     shown = "\n\n".join(
         f"{words}:\n\n{of(runs, content, clients)}"
         for of in (sums, others)
@@ -139,7 +139,7 @@ def page(runs: list[Row], tries: list[Row], content: Content, planned: int) -> s
 
 Photographs at several clients, a public pretrained network, one upload: CIFAR-10 as the 1,280 numbers of
 EfficientNet-Lite0 (`--features efficientnet-lite0 --size 224`,
-[features.md](features.md#weights-that-pip-installs)).
+[features.md](features.md#weights-that-pip-installs)); [texts](#texts) follow.
 All 50,000 training images are the clients'; accuracies are of the 10,000 test images, in percent. [The board](board.md)
 has methods without pretraining: there the best of one upload has 50 on a smaller task.
 
@@ -163,6 +163,7 @@ sees the total alone. Sums are run on one class at each client.
 
 FedProto has no row: each of its clients has a model of its own, and one linear layer has no prototypes but the vectors.
 
+{texts}
 ## Features
 
 * **Data**: CIFAR-10 is complete. Of CIFAR-100, the first 5,000 training images, without labels, are the public images;
