@@ -145,7 +145,6 @@ def federated(name: str, sums: str, parallel: int | None, quick: bool) -> list[d
                 "row": label,
                 "sums": sums,
                 "accuracy": [run.accuracy for run in runs],
-                "predicted": min(run["predicted_classes"] for run in runs),
                 "up": statistics.mean(run["bytes_up_per_client"] for run in runs),
                 "epsilon": runs[0].guarantee.epsilon if holds else None,
                 "chosen": tried.point,
@@ -195,12 +194,13 @@ def run(folder: Path, quick: bool, parallel: int | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
     write(Path(), quick)
-    found, sizes = list[dict[str, Any]](), {}
+    found, sizes = list[dict[str, Any]](), dict[str, dict[str, float]]()
     for name in [*CLASSES][: 1 if quick else None]:
         for sums in ("open", "masked"):
             found += federated(name, sums, parallel, quick)
         found += pooled(name)
-        sizes[name] = {part: len(pd.read_parquet(f"{name}/{part}.parquet")) for part in ("train", "test")}
+        train, test = (pd.read_parquet(f"{name}/{part}.parquet") for part in ("train", "test"))
+        sizes[name] = {"train": len(train), "test": len(test), "largest": float(test.label.value_counts().max())}
     record.keep(record.at(RESULTS, quick), found, commit=record_commit(), sizes=sizes)
 
 
@@ -224,9 +224,9 @@ HEAD = ["method", "no noise", "epsilon 4", "epsilon 1", "4, masked", "1, masked"
 
 
 def cell(row: dict[str, Any] | None) -> str:
-    """Mean and sample standard deviation over seeds, in percent; no number where a run predicts one class."""
-    if row is None or row.get("predicted") == 1:
-        return "-" if row is None else "one class"
+    """Mean and sample standard deviation over seeds, in percent."""
+    if row is None:
+        return "-"
     values = [100 * value for value in row["accuracy"]]
     return f"{statistics.mean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
 
@@ -247,7 +247,8 @@ def section() -> str:
     found = json.loads(RESULTS.read_text())
     sizes = found["sizes"]
     shown = {
-        name: f"{words}: {sizes[name]['train']:,} texts at the clients, {sizes[name]['test']:,} in the test"
+        name: f"{words}: {sizes[name]['train']:,} texts at the clients, {sizes[name]['test']:,} in the test, of which the "
+        f"largest class has {100 * sizes[name]['largest'] / sizes[name]['test']:.1f} %"
         for name, words in {
             "tweets": "Which of two candidates wrote a tweet (2016), each a client",
             "reuters": "The topic of Reuters news (1987, R8), each of eight topics a client",
@@ -258,9 +259,8 @@ def section() -> str:
 
 The 384 numbers of all-MiniLM-L6-v2 ([features.md](features.md#weights-that-pip-installs)), one upload but for FedAvg's
 20 rounds; the public records are 2,000 texts of the other task. Three tries a row on validation texts, three seeds
-([numbers](../benchmarks/results/texts.json), `python benchmarks/texts.py run OUT`). Accuracies in percent; "one class" is a
-model that predicts the largest class alone. FedAvg's best rate is the least of its three on tweets and the largest on
-Reuters, so others may do better.
+([numbers](../benchmarks/results/texts.json), `python benchmarks/texts.py run OUT`). Accuracies in percent. FedAvg's best
+rate is the least of its three on tweets and the largest on Reuters, so others may do better.
 
 {text}
 """
