@@ -247,8 +247,8 @@ def section() -> str:
     found = json.loads(RESULTS.read_text())
     sizes = found["sizes"]
     shown = {
-        name: f"{words}: {sizes[name]['train']:,} texts at the clients, {sizes[name]['test']:,} in the test, of which the "
-        f"largest class has {100 * sizes[name]['largest'] / sizes[name]['test']:.1f} %"
+        name: f"{words}: {sizes[name]['train']:,} texts at the clients, {sizes[name]['test']:,} in the test; of these, "
+        f"the largest class has {100 * sizes[name]['largest'] / sizes[name]['test']:.1f} %"
         for name, words in {
             "tweets": "Which of two candidates wrote a tweet (2016), each a client",
             "reuters": "The topic of Reuters news (1987, R8), each of eight topics a client",
@@ -259,8 +259,8 @@ def section() -> str:
 
 The 384 numbers of all-MiniLM-L6-v2 ([features.md](features.md#weights-that-pip-installs)), one upload but for FedAvg's
 20 rounds; the public records are 2,000 texts of the other task. Three tries a row on validation texts, three seeds
-([numbers](../benchmarks/results/texts.json), `python benchmarks/texts.py run OUT`). Accuracies in percent. FedAvg's best
-rate is the least of its three on tweets and the largest on Reuters, so others may do better.
+([numbers](../benchmarks/results/texts.json), `python benchmarks/texts.py run OUT`). Accuracies in percent. FedAvg's
+best rate is the least of its three on tweets and the largest on Reuters, so others may do better.
 
 {text}
 """
