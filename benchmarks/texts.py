@@ -247,8 +247,8 @@ def section() -> str:
     found = json.loads(RESULTS.read_text())
     sizes = found["sizes"]
     shown = {
-        name: f"{words}: {sizes[name]['train']:,} texts at the clients, {sizes[name]['test']:,} in the test; of these, "
-        f"the largest class has {100 * sizes[name]['largest'] / sizes[name]['test']:.1f} %"
+        name: f"{words}: {sizes[name]['train']:,} texts at the clients, {sizes[name]['test']:,} in the test;\n"
+        f"of these, the largest class has {100 * sizes[name]['largest'] / sizes[name]['test']:.1f} %"
         for name, words in {
             "tweets": "Which of two candidates wrote a tweet (2016), each a client",
             "reuters": "The topic of Reuters news (1987, R8), each of eight topics a client",
