@@ -2,6 +2,7 @@
 
     python benchmarks/sums.py OUT                      # about two hours of one core
     python benchmarks/sums.py OUT --data mnist --methods afl --seeds 0
+    python benchmarks/sums.py --page                   # the tables of docs/sums.md from the results
 
 Each method, epsilon and way has the number of features that is best on validation records (a fifth of 5,000 training
 records, 10 clients), then runs on the board's 4,000 training records, or on all of them with ``--all``, and is measured
@@ -21,6 +22,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results/sums.json"
 FEATURES = "--model patches:centroids=128,stride=2 --public noise=1000 --extractor.pretrain none --workers 0"
+PAGE = ROOT / "docs/sums.md"
+TABLES = [(method, epsilon, False) for method in ("afl", "fedcgs", "gh-ofl") for epsilon in (1, 4)] + [("afl", 1, True)]
+"""The tables of the page: a method, an epsilon, and whether clients have all training records."""
+BEGIN, END = "<!-- tables -->\n", "<!-- end of tables -->"
+METHODS = {"afl": "AFL", "fedcgs": "FedCGS", "gh-ofl": "GH-OFL"}
 NAMES = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 DIMS = {"open": {1: (16, 32, 64), 4: (32, 64, 128)}, "masked": {1: (32, 64, 128, 256), 4: (64, 128, 256, 400)}}
 """Features that are tried, by way and epsilon; the board's for open sums."""
@@ -38,7 +44,8 @@ def fedstill(words: str, out: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
+    parser.add_argument("out", type=Path, nargs="?", default=Path("runs/sums"))
+    parser.add_argument("--page", action="store_true", help="write the tables of docs/sums.md, and run nothing")
     parser.add_argument("--data", nargs="+", default=["mnist", "fashion_mnist", "cifar10"])
     parser.add_argument("--methods", nargs="+", default=["afl", "fedcgs", "gh-ofl"])
     parser.add_argument("--clients", nargs="+", type=int, default=[10, 100, 1000])
@@ -48,6 +55,9 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", default=["open", "masked", "one"], help="one: a client with all records")
     parser.add_argument("--all", action="store_true", help="all training records in place of 4,000")
     chosen = parser.parse_args()
+    if chosen.page:
+        PAGE.write_text(page(PAGE.read_text(), json.loads(RESULTS.read_text())["runs"]))
+        return
     found = {run["command"]: run for run in json.loads(RESULTS.read_text())["runs"]} if RESULTS.exists() else {}
     for data in chosen.data:
         for method in chosen.methods:
@@ -63,27 +73,42 @@ def main() -> None:
 
 
 def table(runs: list[dict[str, Any]], method: str, epsilon: int, **chosen: Any) -> list[str]:
-    """Lines of a Markdown table: a row for each data set and way, means and deviations over seeds in percent."""
-    own = [run for run in runs if (run["method"], run["epsilon"]) == (method, epsilon)]
+    """Lines of a Markdown table: a row for each data set and way, means and deviations over seeds in percent.
+
+    The last column, where it was run, has one client with all records, whose noise is the total's.
+    """
     own = [
         run
-        for run in own
-        if run["sums"] != "one"
-        and run["partition"] == "classes:1"
+        for run in runs
+        if (run["method"], run["epsilon"]) == (method, epsilon)
+        and run["partition"] == ("iid" if run["sums"] == "one" else "classes:1")
         and all(run[key] == value for key, value in chosen.items())
     ]
-    clients = sorted({run["clients"] for run in own})
-    lines = [f"| {method.upper()} at epsilon {epsilon} |" + "".join(f" {n:,} clients |" for n in clients)]
-    lines += ["|---|" + "---|" * len(clients)]
+    clients = sorted({run["clients"] for run in own if run["sums"] != "one"})
+    columns = [(n, way) for way in ("", "one") for n in (clients if not way else [1])]
+    columns = [one for one in columns if not one[1] or any(run["sums"] == "one" for run in own)]
+    what = f"{METHODS[method]} at epsilon {epsilon}" + ", all records" * chosen.get("all", False)
+    lines = [f"| {what} |" + "".join(" one client |" if way else f" {n:,} clients |" for n, way in columns)]
+    lines += ["|---|" + "---|" * len(columns)]
     for data in dict.fromkeys(run["data"] for run in own):
-        for way in ("open", "masked"):  # one client's own numbers stand apart
-            cells = []
-            for n in clients:
-                some = [100 * r["accuracy"] for r in own if (r["data"], r["sums"], r["clients"]) == (data, way, n)]
-                spread = f" ± {statistics.stdev(some):.1f}" if len(some) > 1 else ""
-                cells.append(f"{statistics.mean(some):.1f}{spread}" if some else "-")
+        for way in ("open", "masked"):
+            cells = ["" if alone and way == "open" else _cell(own, data, alone or way, n) for n, alone in columns]
             lines.append(f"| {NAMES[data]}, {way} | " + " | ".join(cells) + " |")
     return lines
+
+
+def _cell(runs: list[dict[str, Any]], data: str, way: str, clients: int) -> str:
+    """Mean and sample standard deviation over the seeds of a cell, in percent; a dash without runs."""
+    some = [100 * r["accuracy"] for r in runs if (r["data"], r["sums"], r["clients"]) == (data, way, clients)]
+    spread = f" ± {statistics.stdev(some):.1f}" if len(some) > 1 else ""
+    return f"{statistics.mean(some):.1f}{spread}" if some else "-"
+
+
+def page(text: str, runs: list[dict[str, Any]]) -> str:
+    """The page with the tables of these runs."""
+    before, _, rest = text.partition(BEGIN)
+    tables = ["\n".join(table(runs, method, epsilon, all=whole)) for method, epsilon, whole in TABLES]
+    return before + BEGIN + "\n\n".join(tables) + "\n" + END + rest.partition(END)[2]
 
 
 def best(out: Path, data: str, method: str, epsilon: int, way: str) -> int:

@@ -1,9 +1,11 @@
 """The numbers of docs/sums.md are those of the files behind it."""
 
 import json
+import math
 import statistics
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import benchmark
 import pytest
@@ -18,35 +20,27 @@ def sums() -> ModuleType:
     return benchmark.load("sums")
 
 
-@pytest.mark.parametrize("epsilon", [1, 4])
-def test_the_table_is_that_of_the_runs(sums: ModuleType, epsilon: int) -> None:
+def test_the_tables_are_those_of_the_runs(sums: ModuleType) -> None:
     runs = json.loads((RESULTS / "sums.json").read_text())["runs"]
-    lines = sums.table(runs, "afl", epsilon, all=False)
-    assert len(lines) == 8 and "\n".join(lines) in PAGE
-    for data, name in sums.NAMES.items():
-        key = ("afl", data, "one", epsilon)
-        some = [r["accuracy"] for r in runs if (r["method"], r["data"], r["sums"], r["epsilon"]) == key]
-        assert len(some) == 3
-        text = " ".join(PAGE.split())
-        said = (
-            text[text.index(f"{name} ", text.index("One client with all 4,000 records")) :]
-            .split(",")[0]
-            .split(".  ")[0]
-        )
-        assert f"{100 * statistics.mean(some):.1f}" in said
+    assert sums.page(PAGE, runs) == PAGE, "run: python benchmarks/sums.py --page"
+    for method, epsilon, whole in sums.TABLES:
+        assert f"| {sums.METHODS[method]} at epsilon {epsilon}{', all records' * whole} | 10 clients |" in PAGE
 
 
-def test_the_other_tables_are_those_of_the_runs(sums: ModuleType) -> None:
+def test_a_thousand_clients_with_masked_sums_have_what_one_client_has(sums: ModuleType) -> None:
     runs = json.loads((RESULTS / "sums.json").read_text())["runs"]
-    for method, epsilon, whole in (
-        ("fedcgs", 1, False),
-        ("gh-ofl", 1, False),
-        ("fedcgs", 4, False),
-        ("gh-ofl", 4, False),
-        ("afl", 1, True),
-    ):
-        lines = sums.table(runs, method, epsilon, all=whole)
-        assert len(lines) > 3 and "\n".join(lines) in PAGE
+    cells: dict[tuple[Any, ...], list[float]] = {}
+    for run in runs:
+        if not run["all"] and run["partition"] == ("iid" if run["sums"] == "one" else "classes:1"):
+            key = (run["method"], run["epsilon"], run["data"], run["sums"], run["clients"])
+            cells.setdefault(key, []).append(100 * run["accuracy"])
+    alone = {key[:3]: values for key, values in cells.items() if key[3] == "one"}
+    for key, values in alone.items():
+        many = cells[(*key, "masked", 1000)]
+        assert len(many) == len(values) == 3
+        spread = math.hypot(statistics.stdev(many), statistics.stdev(values)) / math.sqrt(3)
+        assert abs(statistics.mean(many) - statistics.mean(values)) < 0.5 + 2 * spread, key
+    assert len(alone) == 18
 
 
 def test_memory_is_flat_in_the_number_of_clients() -> None:
