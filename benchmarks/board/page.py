@@ -403,7 +403,7 @@ these data sets: its validation accuracy stands among [the tries](#the-tries).
 * All methods with a generator start their student from the mean of the clients' models, which no paper does. DENSE's
   clients train their batch norms in train mode ([the authors' freeze after one epoch](methods/dense.md)).
 * FedD3 has ten images a client, FedGM, FedDM and REAL ten a class and client: 8 kB against up to 79.
-* FedCOF came last: its private rows try the widths that had been the best on MNIST's validation records before, 32 to 256,
+* FedCOF came last: its private rows try widths that had been the best on MNIST's validation records before, 32 to 256,
   where those of AFL and FedCGS are 16 to 128, as chosen for the first board.
 """
 CHOSEN = """\
