@@ -12,7 +12,6 @@ set aside for the test, for each of three splits; no try sees a record of it.
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 from datetime import date
 from pathlib import Path
@@ -117,8 +116,7 @@ def run(out: Path, quick: bool) -> dict[str, Any]:
             facts = {"up": made["bytes_up_per_client"], "tries": made.tries and {**made.tries, "given": None}}
             runs.append({"seed": seed, "row": row, **values, **facts, "predicted": made["predicted_classes"]})
             print(seed, row, {key: round(values[key] or 0, 3) for key in SHOWN}, flush=True)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    facts = {"command": "python benchmarks/dialysis.py run OUT", "commit": commit, "date": str(date.today())}
+    facts = {"command": "python benchmarks/dialysis.py run OUT", "commit": record.commit(), "date": str(date.today())}
     sizes = {"records": len(frame), "train": len(train), "no": float((frame.died == "no").mean())}
     return {**facts, **sizes, "runs": runs}
 
@@ -145,8 +143,7 @@ BEGIN, END = "<!-- results -->\n", "<!-- end -->"
 
 def page(text: str, found: dict[str, Any]) -> str:
     """The page with the table of these results."""
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}{lines(found)}{END}{rest.partition(END)[2]}"
+    return record.between(text, BEGIN, END, lines(found))
 
 
 def main() -> None:

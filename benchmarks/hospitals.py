@@ -13,7 +13,6 @@ noise is drawn anew each time.
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 from datetime import date
 from pathlib import Path
@@ -185,8 +184,7 @@ def run(out: Path, seeds: tuple[int, ...] = SEEDS) -> dict[str, Any]:
             assert abs(np.sqrt(wrong[name][-1].mean()) - values["rmse"]) < 1e-3, "another model than the run's"
             found[name] = {**values, **best}
         runs += [{"seed": seed, "row": name, **values} for name, values in found.items()]
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    facts = {"command": "python benchmarks/hospitals.py run OUT", "commit": commit, "date": str(date.today())}
+    facts = {"command": "python benchmarks/hospitals.py run OUT", "commit": record.commit(), "date": str(date.today())}
     sizes = frame.hospital.value_counts().to_dict()
     each = {name: gains(wrong[OWN], wrong[name], frame.hospital) for name in GAINED}
     return {**facts, "sizes": sizes, "tries": tries, "runs": runs, "gains": each}

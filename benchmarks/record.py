@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import shlex
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +36,18 @@ def keep(place: Path | str, table: Sequence[Any], **facts: Any) -> None:
     }
     Path(place).parent.mkdir(parents=True, exist_ok=True)
     Path(place).write_text(json.dumps(what, indent=1) + "\n")
+
+
+def commit() -> str:
+    """The commit of this repository."""
+    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
+    return found.stdout.strip()
+
+
+def between(text: str, begin: str, end: str, content: str) -> str:
+    """A page with other content between two marks."""
+    before, _, rest = text.partition(begin)
+    return f"{before}{begin}{content}{end}{rest.partition(end)[2]}"
 
 
 def weights_digest(folder: Path) -> str:

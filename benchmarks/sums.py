@@ -19,6 +19,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import record
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results/sums.json"
 FEATURES = "--model patches:centroids=128,stride=2 --public noise=1000 --extractor.pretrain none --workers 0"
@@ -85,14 +87,14 @@ def table(runs: list[dict[str, Any]], method: str, epsilon: int, **chosen: Any) 
         and all(run[key] == value for key, value in chosen.items())
     ]
     clients = sorted({run["clients"] for run in own if run["sums"] != "one"})
-    columns = [(n, way) for way in ("", "one") for n in (clients if not way else [1])]
-    columns = [one for one in columns if not one[1] or any(run["sums"] == "one" for run in own)]
+    heads = [f"{n:,} clients" for n in clients] + ["one client"] * any(run["sums"] == "one" for run in own)
     what = f"{METHODS[method]} at epsilon {epsilon}" + ", all records" * chosen.get("all", False)
-    lines = [f"| {what} |" + "".join(" one client |" if way else f" {n:,} clients |" for n, way in columns)]
-    lines += ["|---|" + "---|" * len(columns)]
+    lines = [f"| {what} | " + " | ".join(heads) + " |", "|---|" + "---|" * len(heads)]
     for data in dict.fromkeys(run["data"] for run in own):
         for way in ("open", "masked"):
-            cells = ["" if alone and way == "open" else _cell(own, data, alone or way, n) for n, alone in columns]
+            cells = [_cell(own, data, way, n) for n in clients]
+            if len(heads) > len(clients):
+                cells.append(_cell(own, data, "one", 1) if way == "masked" else "")
             lines.append(f"| {NAMES[data]}, {way} | " + " | ".join(cells) + " |")
     return lines
 
@@ -106,9 +108,8 @@ def _cell(runs: list[dict[str, Any]], data: str, way: str, clients: int) -> str:
 
 def page(text: str, runs: list[dict[str, Any]]) -> str:
     """The page with the tables of these runs."""
-    before, _, rest = text.partition(BEGIN)
     tables = ["\n".join(table(runs, method, epsilon, all=whole)) for method, epsilon, whole in TABLES]
-    return before + BEGIN + "\n\n".join(tables) + "\n" + END + rest.partition(END)[2]
+    return record.between(text, BEGIN, END, "\n\n".join(tables) + "\n")
 
 
 def best(out: Path, data: str, method: str, epsilon: int, way: str) -> int:

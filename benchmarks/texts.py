@@ -18,7 +18,6 @@ import importlib.util
 import json
 import os
 import statistics
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -201,12 +200,8 @@ def run(folder: Path, quick: bool, parallel: int | None) -> None:
         found += pooled(name)
         train, test = (pd.read_parquet(f"{name}/{part}.parquet") for part in ("train", "test"))
         sizes[name] = {"train": len(train), "test": len(test), "largest": float(test.label.value_counts().max())}
-    record.keep(record.at(RESULTS, quick), found, commit=record_commit(), sizes=sizes)
-
-
-def record_commit() -> str:
-    """The commit of this file."""
-    return subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    command = "python benchmarks/texts.py run OUT"
+    record.keep(record.at(RESULTS, quick), found, command=command, commit=record.commit(), sizes=sizes)
 
 
 NAMES = {
@@ -223,22 +218,14 @@ WAYS = [("", "open"), ("-eps4", "open"), ("-eps1", "open"), ("-eps4", "masked"),
 HEAD = ["method", "no noise", "epsilon 4", "epsilon 1", "4, masked", "1, masked", "up, no noise", "up, epsilon 1"]
 
 
-def cell(row: dict[str, Any] | None) -> str:
-    """Mean and sample standard deviation over seeds, in percent."""
-    if row is None:
-        return "-"
-    values = [100 * value for value in row["accuracy"]]
-    return f"{statistics.mean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
-
-
 def table(found: dict[str, Any], name: str) -> str:
     """The table of a task, in Markdown."""
     own = {(row["row"], row.get("sums", "open")): row for row in found["table"] if row["task"] == name}
     lines = []
     for label, words in NAMES.items():
-        each = [own.get((label + end, sums)) for end, sums in WAYS]
-        sizes = ["-" if row is None or "up" not in row else feature_page.human(row["up"]) for row in (each[0], each[2])]
-        lines.append([words, *map(cell, each), *sizes])
+        each = [own.get((label + end, sums), {"accuracy": []}) for end, sums in WAYS]
+        cells = [feature_page.cell({"accuracy": value} for value in row["accuracy"]) for row in each]
+        lines.append([words, *cells, *(feature_page.size([each[place]]) for place in (0, 2))])
     return feature_page.table(HEAD, lines)
 
 

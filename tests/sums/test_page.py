@@ -24,6 +24,8 @@ def test_the_tables_are_those_of_the_runs(sums: ModuleType) -> None:
     runs = json.loads((RESULTS / "sums.json").read_text())["runs"]
     assert sums.page(PAGE, runs) == PAGE, "run: python benchmarks/sums.py --page"
     for method, epsilon, whole in sums.TABLES:
+        lines = sums.table(runs, method, epsilon, all=whole)
+        assert len(lines) == (6 if whole else 8) and "\n".join(lines) in PAGE
         assert f"| {sums.METHODS[method]} at epsilon {epsilon}{', all records' * whole} | 10 clients |" in PAGE
 
 

@@ -613,23 +613,24 @@ class Shards:
         parts: train and local test indices of each client.
         reading: how a named source is read.
         load_public: function that loads the public records (`fedstill.data.public.load`); None if there are none.
+        loaded: the public records once they are loaded; other processes load their own.
     """
 
     source: str | Records
     parts: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]
     load_public: Callable[[], Records] | None = None
     reading: Reading = AS_IT_IS
+    loaded: Records | None = field(default=None, repr=False, compare=False)
     _records: Records | None = field(default=None, init=False, repr=False, compare=False)
-    _public: Records | None = field(default=None, init=False, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, object]:
-        return {**vars(self), "_records": None, "_public": None}
+        return {**vars(self), "_records": None, "loaded": None}
 
     def public(self) -> Records | None:
         """The public records, or None."""
-        if self._public is None and self.load_public is not None:
-            self._public = self.load_public()
-        return self._public
+        if self.loaded is None and self.load_public is not None:
+            self.loaded = self.load_public()
+        return self.loaded
 
     def records(self, client: int) -> tuple[Records, Records]:
         """Copies of the train and the local test records of ``client``."""

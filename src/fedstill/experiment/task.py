@@ -514,15 +514,14 @@ def _warn_of_mixing(experiment: Experiment, columns: Mapping[str, np.ndarray]) -
 
 
 def client_data(experiment: Experiment, task: Task, progress: features.Progress | None = None) -> sources.Shards:
-    """The clients' records and the public ones, whose ``--features`` are computed here if ``progress`` observes."""
-    load_public = None
+    """The clients' records and the public ones, which are loaded here if ``progress`` observes their ``--features``."""
+    load_public = loaded = None
     if task.public is not None:
         load_public = partial(_subset, task.source, experiment.reading, task.public)
     elif experiment.public is not None:
         load_public = partial(_public_records, experiment, task.train[:0], task.backbone)
-        if experiment.features is not None and progress is not None:
-            load_public(progress)
-    return sources.Shards(task.source, task.parts, load_public, experiment.reading)
+        loaded = None if progress is None else load_public(progress)
+    return sources.Shards(task.source, task.parts, load_public, experiment.reading, loaded)
 
 
 def _public_records(
