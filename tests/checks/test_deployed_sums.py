@@ -101,5 +101,5 @@ def test_three_tables_get_one_private_scale_before_the_sums(tmp_path: Path, sums
             ["measure_scale", "sum_up"]
         ] * CLIENTS
     assert summary["guarantee"]["holds"] and 2 < summary["guarantee"]["epsilon"] < 3
-    assert sum(scale["records"]) == pytest.approx(CLIENTS * n * 0.8, abs=400) and scale["clear"]
+    assert sum(scale["records"]) == pytest.approx(CLIENTS * n, abs=400) and scale["clear"]
     assert summary["accuracy"] > 0.65
