@@ -47,7 +47,7 @@ from fedstill.train.sgd import Adam as SgdAdam
 class SGDSettings(TypedDict, total=False):
     batch_size: int
     decay: float
-    epochs: int
+    epochs: int | None
     lr: float
     max_steps: int | None
     milestones: Sequence[int] | int

@@ -55,6 +55,7 @@ def test_the_server_may_compute_on_another_device_than_replies_come_to(method: M
 
     round = SimpleNamespace(number=1, log=lambda **_: None)
     fed: Any = SimpleNamespace(ask=ask, clients=[0, 1], evaluate=lambda _: 0.5)
+    fed.like = SimpleNamespace(shape=(3,), labels=torch.zeros(0))
     fed.new_model, fed.rounds = (lambda: nn.Linear(3, 2, device="meta")), (lambda *_: [round, round])
     model = method.server(fed)
     assert {value.device.type for value in model.parameters()} == {"meta"}

@@ -74,11 +74,21 @@ def test_clients_with_a_record_too_many_for_a_batch_take_part(tmp_path: Path) ->
     assert not summary["refused"]
 
 
-def test_whether_a_client_replies_says_nothing_about_its_records(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["ldp-fedavg", "dp-fedavg"])
+def test_whether_a_client_replies_says_nothing_about_its_records(name: str, tmp_path: Path) -> None:
     """A batch norm without running statistics fails on a batch of one: only clients with 1 mod B records would."""
     with pytest.raises(ValueError, match="take a model without BatchNorm"):
-        go("ldp-fedavg", tmp_path / "run", {}, model="convnet:width=8,depth=1,norm=batch")
+        go(name, tmp_path / "run", {}, model="convnet:width=8,depth=1,norm=batch")
     assert not replies(tmp_path / "run")
+    with pytest.raises(ValueError, match=f"{name}'s network fails on a batch of 1 .*tell how many records it has"):
+        go(name, tmp_path / "own", {}, model=f"{__name__}:alone")
+    assert not replies(tmp_path / "own")
+
+
+def alone(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """A network of one's own whose norms need two values of a channel, so that a batch of one fails."""
+    inner = nn.Linear(int(np.prod(shape)), 8)
+    return nn.Sequential(nn.Flatten(), inner, nn.GroupNorm(8, 8), nn.ReLU(), nn.Linear(8, num_classes))
 
 
 @pytest.mark.parametrize("name", ["dp-fl", "adap-dp-fl", "fedkd", "fedkadp"])

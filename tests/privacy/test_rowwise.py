@@ -6,13 +6,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fedstill import models
-from fedstill.base.records import Normalisation, Records
+from fedstill.base.records import Examples, Normalisation, Records
 from fedstill.base.seeds import Simulated, isolated, stream
 from fedstill.base.weights import state
 from fedstill.distill.embedding import embed
 from fedstill.distill.public_map import PublicFeatures
+from fedstill.methods.deepafl import Built, DeepAFL, _rows
 from fedstill.privacy import rowwise
 from fedstill.privacy.logistic import LogisticHead
 
@@ -25,7 +27,11 @@ MODELS = [
     ("kadp-mnist", (1, 8, 8)),
     ("dense-cnn1", (3, 18, 18)),
     ("scattering:angles=2,groups=3", (1, 12, 12)),
+    ("convnet:width=7,depth=2,activation=sigmoid", (1, 11, 11)),
+    ("convnet:width=5,depth=1,activation=swish,pooling=none", (3, 9, 9)),
 ]
+ODD = ("convnet:width=3,depth=1,activation=sigmoid,pooling=none", (1, 7, 7))
+"""A network whose activations are an odd number for a record."""
 COLUMNS = (1, 5, 6, 7, 9, 11, 33)
 
 
@@ -115,11 +121,39 @@ def test_a_server_cannot_make_one_record_move_the_rows_of_others() -> None:
     assert float((with_it - without).norm()) <= head.sensitivity
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_sigmoid_of_the_last_record_is_that_of_any_other(threads: int) -> None:
+    """The last values of a batch are computed by other code, which rounds one sigmoid of thirty otherwise."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        model, (_, shape) = made(*ODD), ODD
+        for seed in range(100):
+            some = images(9, shape, seed)
+            assert torch.equal(embed([model], some)[:8], embed([model], some[torch.arange(8)])), seed
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_deep_network_of_sigmoids_takes_each_row_by_itself() -> None:
+    """A server that amplifies the last bit of one entry turned another record's row around, 1.5 sensitivities away."""
+    method = DeepAFL(extractor={"pretrain": "none"}, width=16, expanded=31, activation="sigmoid", rounds=3)
+    known = method._empty(10)
+    known["radii"][:] = 1e6
+    network = method.network(8, Built.after(1, known, 0))
+    for seed in range(100):
+        x = torch.randn(9, 8, generator=stream(seed))
+        whole, part = (rowwise.features(_rows, [network], Examples(some, some[:, 0])) for some in (x, x[:8]))
+        assert torch.equal(whole[:8], part), seed
+
+
 # --- the test of kernels
 
 
-def sizes_of(compute: rowwise.Compute, among: tuple[int, ...] = rowwise.SIZES) -> tuple[int, ...]:
-    return rowwise.sizes(object(), lambda: compute, torch.zeros(1, 8), among)
+def sizes_of(
+    compute: rowwise.Compute, among: tuple[int, ...] = rowwise.SIZES, like: Tensor | None = None
+) -> tuple[int, ...]:
+    return rowwise.sizes(object(), lambda: compute, torch.zeros(1, 8) if like is None else like, among)
 
 
 def test_sizes_are_those_for_which_rows_stand_alone() -> None:
@@ -134,6 +168,45 @@ def test_sizes_are_those_for_which_rows_stand_alone() -> None:
     assert sizes_of(lambda x: [x / 0]) == (1,)
     assert sizes_of(lambda x: [x @ torch.zeros(3, 3)]) == (1,)
     assert rowwise.sizes("whole numbers", lambda: lambda x: [x], torch.zeros(1, 8, dtype=torch.int64)) == (1,)
+
+
+@pytest.mark.parametrize("kernel", [torch.sigmoid, torch.exp, functional.gelu, lambda x: torch.sigmoid_(x.clone())])
+def test_a_size_passes_if_no_elementwise_kernel_has_a_rest(kernel: Any) -> None:
+    """Whether or not the values of the test show it: 32 values of four bytes fill the registers of any processor."""
+    assert sizes_of(lambda x: [kernel(x)]) == rowwise.SIZES  # 8 values for a record
+    odd = torch.zeros(1, 7)
+    assert sizes_of(lambda x: [kernel(x)], like=odd) == (32, 64)
+    assert sizes_of(lambda x: [kernel(x)], like=odd.double()) == (16, 32, 48, 64)
+    assert sizes_of(lambda x: [functional.relu(kernel(x) * 0 + x) ** 2], like=odd) == (32, 64)
+    assert sizes_of(lambda x: [x.sub(1, alpha=0.3)], like=odd) == (32, 64)
+    assert sizes_of(lambda x: [(x.relu() - 1) ** 2 / 3], like=odd) == rowwise.SIZES  # IEEE 754 says how each is rounded
+
+
+def test_threads_share_values_out_without_a_rest() -> None:
+    """Three threads begin at thirds of a large batch, two at halves; a small one is one thread's."""
+    before = torch.get_num_threads()
+    found = {}
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found[threads] = [sizes_of(lambda x: [x.sigmoid()], like=torch.zeros(1, d)) for d in (7, 1031, 3 * 1024)]
+    finally:
+        torch.set_num_threads(before)
+    assert found == {
+        1: [(32, 64), (32, 64), rowwise.SIZES],
+        2: [(32, 64), (64,), rowwise.SIZES],
+        3: [(32, 64), (1,), rowwise.SIZES],
+    }
+
+
+def test_a_key_has_what_a_module_keeps_beside_its_weights() -> None:
+    """The answer for one activation served another, of which ``repr`` says nothing."""
+    method = DeepAFL(extractor={"pretrain": "none"}, width=16, expanded=21, rounds=3)
+    known = method._empty(10)
+    changed: list[dict[str, Any]] = [{}, {"activation": "sigmoid"}, {"gain": 2.0}]
+    others = [method.model_copy(update=one) for one in changed]
+    forms = {rowwise.form(_rows, [other.network(8, Built.after(1, known, 0))]) for other in others}
+    assert len(forms) == 3
 
 
 def test_a_layer_of_few_outputs_and_odd_inputs_takes_batches_too() -> None:

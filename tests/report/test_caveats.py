@@ -196,6 +196,8 @@ def test_a_constant_after_few_steps_names_their_number_and_the_remedy(finished: 
     run = finished([[72, 0], [28, 0]], "constant", local={"epochs": 2, "batch_size": 30}, rounds=3)
     steps = caveats.client_steps(run)
     assert run.counts is not None and steps == 3 * 2 * -(-int(np.median(run.counts.sum(1))) // 30)
+    free = finished([[72, 0], [28, 0]], "free", local={"epochs": None, "batch_size": 30}, rounds=3)
+    assert steps == 6 and caveats.client_steps(free) == 3 * 10
     text = " ".join(caveats.of_run(run))
     assert "accuracy is not above that of always saying well (72.0 % of the test records)" in text
     assert f"a client took {steps} steps in all (rounds x epochs x batches of records), which train little" in text

@@ -126,6 +126,20 @@ def test_max_steps_stops_within_an_epoch() -> None:
     assert not torch.equal(flat(short), flat(longer))
 
 
+@pytest.mark.parametrize(("batch_size", "steps"), [(64, 10), (32, 10), (24, 12), (5, 10), (2, 25)])
+def test_without_a_number_of_passes_few_records_make_ten_steps(batch_size: int, steps: int) -> None:
+    """Epochs are whole, so steps may be more than ten; a number that is given is kept, however few steps it makes."""
+    free, given = new_model(), new_model()
+    settings: dict[str, Any] = {"batch_size": batch_size, "lr": 1e-3}
+    local = SGD(epochs=None, **settings)
+    assert local.fit(free, small_records(), stream()) == steps
+    SGD(epochs=local.passes(len(small_records())), **settings).fit(given, small_records(), stream())
+    assert torch.equal(flat(free), flat(given))
+    assert SGD(**settings).fit(given, small_records(), stream()) == -(-len(small_records()) // batch_size)
+    assert SGD(epochs=None, max_steps=4, **settings).fit(free, small_records(), stream()) == 4
+    assert SGD(epochs=None, **settings).fit(free, small_records()[:0], stream()) == 0
+
+
 def test_no_records_mean_no_steps() -> None:
     model = new_model()
     before = flat(model)

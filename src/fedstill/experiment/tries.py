@@ -1,8 +1,8 @@
 """Tries of one run (``--tune``): a few settings of its method on validation records, of which the best are taken.
 
 The tries are those of `tried`: the method's learning rate times 1, 3 and 10 (at a server 1, 0.3 and 3), more steps, and
-smaller ridges. More steps are more passes over the records in each round where clients are so small that a round has
-fewer than ten, and five times the rounds otherwise. The tries stand in the run's folder, with what they came to. None
+smaller ridges. More steps are as many passes over the records as make ten steps where a client takes fewer in a round,
+and five times the rounds otherwise. The tries stand in the run's folder, with what they came to. None
 sees a test record, and the run itself trains on all training records. A method with a guarantee is refused: each try
 would release once more, and the choice itself would depend on private records.
 """
@@ -27,12 +27,11 @@ from fedstill.experiment.judging import score_of
 from fedstill.experiment.sweep import VALIDATION, Point, merged
 from fedstill.protocol import Method, client_steps
 from fedstill.runs.folder import TRIES, RunFolder, Taken, locked
+from fedstill.train.sgd import FEWEST_STEPS
 
 _CLIENTS = ("local.lr", "head.lr")
 _SERVERS = ("training.lr", "student.lr", "distillation.lr")
 _MORE_ROUNDS = 5
-_STEPS = 10
-"""Steps of a client in a round below which more passes are tried, rather than more rounds and their bytes."""
 
 
 def tried(method: Method, batches: int | None = None) -> list[Point]:
@@ -49,8 +48,8 @@ def tried(method: Method, batches: int | None = None) -> list[Point]:
     space: dict[str, list[Any]] = {}
     if rate := next((name for name in (*_CLIENTS, *_SERVERS) if name in known), None):
         space[rate] = _times(values[rate], (1, 3, 10) if rate in _CLIENTS else (1, 0.3, 3))
-    if batches is not None and values.get("local.epochs", _STEPS) * batches < _STEPS:
-        space["local.epochs"] = [values["local.epochs"], -(-_STEPS // batches)]
+    if batches is not None and (values.get("local.epochs") or FEWEST_STEPS) * batches < FEWEST_STEPS:
+        space["local.epochs"] = [values["local.epochs"], None]
     elif values.get("rounds", 1) > 1:
         space["rounds"] = [values["rounds"], _MORE_ROUNDS * values["rounds"]]
     if "ridge" in known:

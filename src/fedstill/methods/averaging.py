@@ -7,10 +7,13 @@ from typing import Annotated, Literal, Protocol
 import torch
 from annotated_types import Gt, Le
 from pydantic import AfterValidator
-from torch import Tensor
+from torch import Tensor, nn
 
+from fedstill.base.records import Records
+from fedstill.base.seeds import isolated
+from fedstill.evaluation import device_of, mode_of
 from fedstill.protocol import Federation, Round
-from fedstill.train.sgd import SGD
+from fedstill.train.sgd import SGD, has_batch_norms
 
 
 def weighted_sum(terms: Iterable[tuple[float, Mapping[str, Tensor]]]) -> tuple[float, dict[str, Tensor]]:
@@ -66,6 +69,30 @@ def _constant_rate(local: SGD) -> SGD:
 
 ConstantRate = Annotated[SGD, AfterValidator(_constant_rate)]
 """Local training with a constant learning rate, as `gradient_weight` assumes."""
+
+
+def check_any_number(model: nn.Module, like: Records, method: str) -> None:
+    """Refuse a model whose training can fail by the number of a client's records: that it failed would tell the number.
+
+    Raises:
+        ValueError: the model has BatchNorm, or fails on a batch of one record or of two.
+    """
+    if has_batch_norms(model):
+        raise ValueError(
+            f"{method} can't protect BatchNorm's running statistics, and a batch of one record has none, which would "
+            "tell how many a client has; take a model without BatchNorm, as convnet"
+        )
+    for number in (1, 2):
+        try:
+            with mode_of(model, training=True), isolated(0), torch.no_grad():
+                model(torch.zeros(number, *like.shape, device=device_of(model, like)))
+        except Exception as error:
+            words = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise ValueError(
+                f"{method}'s network fails on a batch of {number} ({words}), so that a client without a reply would "
+                "tell how many records it has; take layers that train on any number"
+            ) from error
+
 
 Participation = Annotated[float, Gt(0), Le(1)]
 """Share of the clients asked in a round."""

@@ -24,12 +24,13 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from fedstill.base.settings import Epsilon
+from fedstill.methods.averaging import check_any_number
 from fedstill.methods.parts.class_weights import ClassWeighted, client_loss
 from fedstill.privacy.accounting import release_noise
 from fedstill.privacy.integer_sums import LEAST_STEPS, MOST_STEPS, IntegerUpdate
 from fedstill.privacy.sum_ranges import check_length
 from fedstill.protocol import Client, Federation, Method, Parameters, Reply, Summed, load, parameters, step
-from fedstill.train.sgd import SGD, Diverged, has_batch_norms
+from fedstill.train.sgd import SGD, Diverged
 
 
 class Change(Reply):
@@ -47,7 +48,7 @@ class DPFedAvg(ClassWeighted, Method):
     """Privacy cost of all rounds at the run's delta; None adds no noise and guarantees nothing."""
     rounds: PositiveInt = 10
     """Communication rounds, which share the budget."""
-    local: SGD = SGD()
+    local: SGD = SGD(epochs=None)
     """A client's training in one round."""
     clip: PositiveFloat = 1.0
     """S, the largest length of an update, over all parameters."""
@@ -59,11 +60,7 @@ class DPFedAvg(ClassWeighted, Method):
     @override
     def server(self, fed: Federation) -> nn.Module:
         model = fed.new_model()  # w_0
-        if has_batch_norms(model):
-            raise ValueError(
-                "dp-fedavg can't protect BatchNorm's running statistics, and a batch of one record has none, which "
-                "would tell how many a client has; take a model without BatchNorm, as convnet"
-            )
+        check_any_number(model, fed.like, "dp-fedavg")
         size = sum(w.numel() for w in parameters(model).values())
         for round in fed.rounds(self.rounds, model):
             summed = fed.sum(self.update, exactly={"parameters": size}, weights=parameters(model))

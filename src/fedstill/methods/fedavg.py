@@ -29,7 +29,7 @@ class FedAvg(ClassWeighted, Method):
     numeric: ClassVar[bool] = True
     rounds: PositiveInt = 20
     """Communication rounds; 1 is one-shot FedAvg."""
-    local: SGD = SGD()
+    local: SGD = SGD(epochs=None)
     """A client's training in one round."""
     participation: Participation = 1.0
     """Share of the clients asked in each round, drawn anew each time."""

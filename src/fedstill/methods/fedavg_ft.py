@@ -27,13 +27,13 @@ class FedAvgFT(ClassWeighted, Method):
     personal: ClassVar[bool] = True
     rounds: PositiveInt = 20
     """Communication rounds; 1 is one-shot FedAvg."""
-    local: SGD = SGD()
+    local: SGD = SGD(epochs=None)
     """A client's training in one round."""
     participation: Participation = 1.0
     """Share of the clients asked in each round, drawn anew each time."""
     weighting: Weighting = "records"
     """Weights of the clients in the mean: their numbers of records, or equal weights."""
-    tuning: SGD = SGD()
+    tuning: SGD = SGD(epochs=None)
     """A client's fine-tuning of the server's model, before evaluation."""
 
     @override

@@ -33,7 +33,7 @@ class FedAvgRobust(ClassWeighted, Method):
     numeric: ClassVar[bool] = True
     rounds: PositiveInt = 20
     """Communication rounds."""
-    local: SGD = SGD()
+    local: SGD = SGD(epochs=None)
     """A client's training in one round."""
     rule: Rule = "multi-krum"
     """Rule that combines the clients' models."""

@@ -32,7 +32,7 @@ class FedNova(ClassWeighted, Method):
     numeric: ClassVar[bool] = True
     rounds: PositiveInt = 20
     """Communication rounds."""
-    local: ConstantRate = SGD()
+    local: ConstantRate = SGD(epochs=None)
     """A client's training in one round."""
     participation: Participation = 1.0
     """Share of the clients asked in each round, drawn anew each time."""

@@ -77,8 +77,9 @@ class FedSD2C(Method):
         images = Records(to_bytes(pixels, self.fitting.lr), logits.argmax(1), fed.num_classes, fed.like.normalisation)
         fed.show("synthetic", images)
         model, progress = fed.new_model(), fed.progress("training at the server")
-        for epoch in fed.epochs(self.training.epochs, model):
-            rate = cosine(self.training.lr, epoch, self.training.epochs)
+        number = self.training.passes(len(images))
+        for epoch in fed.epochs(number, model):
+            rate = cosine(self.training.lr, epoch, number)
             self.training.model_copy(update={"lr": rate, "epochs": 1}).fit(
                 model,
                 Examples(images, logits),
@@ -86,7 +87,7 @@ class FedSD2C(Method):
                 augment=VIEWS[self.student_view],
                 loss=lambda output, x, teacher: distillation_loss(output, teacher),
             )
-            progress(epoch, self.training.epochs)
+            progress(epoch, number)
         return model
 
     @step

@@ -22,12 +22,12 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fedstill.methods.averaging import weighted_mean
+from fedstill.methods.averaging import check_any_number, weighted_mean
 from fedstill.methods.parts.class_weights import ClassWeighted, client_loss
 from fedstill.privacy.accounting import published_noise, release_noise
 from fedstill.privacy.mechanisms import ClippedUpdate
 from fedstill.protocol import Change, Client, Federation, Method, Parameters, Released, Reply, load, parameters, step
-from fedstill.train.sgd import SGD, Diverged, has_batch_norms
+from fedstill.train.sgd import SGD, Diverged
 
 
 class NoisyUpdate(Reply):
@@ -47,7 +47,7 @@ class LDPFedAvg(ClassWeighted, Method):
     """Noise for the true sensitivity, or by the classic formula, which adds less noise than its claim needs."""
     rounds: PositiveInt = 1
     """Communication rounds, which share the budget."""
-    local: SGD = SGD()
+    local: SGD = SGD(epochs=None)
     """A client's training in one round."""
     clip: PositiveFloat = 1.0
     """S, the largest length of an update, over all parameters."""
@@ -57,11 +57,7 @@ class LDPFedAvg(ClassWeighted, Method):
     @override
     def server(self, fed: Federation) -> nn.Module:
         model = fed.new_model()  # w_0
-        if has_batch_norms(model):
-            raise ValueError(
-                "ldp-fedavg can't protect BatchNorm's running statistics, and a batch of one record has none, which "
-                "would tell how many a client has; take a model without BatchNorm, as convnet"
-            )
+        check_any_number(model, fed.like, "ldp-fedavg")
         for round in fed.rounds(self.rounds, model):
             replies = fed.ask(self.update, weights=parameters(model))
             mean = weighted_mean((1, reply.update.value) for reply in replies)

@@ -41,7 +41,7 @@ class Scaffold(ClassWeighted, Method):
     numeric: ClassVar[bool] = True
     rounds: PositiveInt = 20
     """Communication rounds."""
-    local: ConstantRate = SGD(momentum=0.0)
+    local: ConstantRate = SGD(momentum=0.0, epochs=None)
     """A client's training in one round."""
     participation: Participation = 1.0
     """Share of the clients asked in each round, drawn anew each time."""

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fedstill.experiment.config import Experiment
 from fedstill.report.record import RunRecord
+from fedstill.train.sgd import passes_of
 
 _FEW = 5
 """Number of test records of a class below which its recall says little."""
@@ -47,7 +48,7 @@ def of_tries(run: RunRecord) -> list[str]:
     found = run.tries
     if found is None:
         return []
-    chosen = ", ".join(f"{name} {value:g}" for name, value in found["chosen"].items())
+    chosen = ", ".join(f"{name} {'None' if v is None else f'{v:g}'}" for name, v in found["chosen"].items())
     failed = sum(one["value"] is None for one in found["tries"])
     some = f", of which {failed} failed" if failed else ""
     return [
@@ -111,11 +112,10 @@ def client_steps(run: RunRecord) -> int | None:
     local = method.get("local")
     if not isinstance(local, Mapping) or run.counts is None or not isinstance(method.get("rounds"), int):
         return None
-    epochs, size = local.get("epochs"), local.get("batch_size")
-    if not isinstance(epochs, int) or not isinstance(size, int):
+    if "epochs" not in local or "batch_size" not in local:
         return None
-    records = int(np.median(run.counts.sum(1)))
-    return int(method["rounds"]) * epochs * math.ceil(records / size)
+    records, size = int(np.median(run.counts.sum(1))), int(local["batch_size"])
+    return int(method["rounds"]) * (local["epochs"] or passes_of(records, size)) * math.ceil(records / size)
 
 
 def of_model(confusion: NDArray[np.int64], name: Callable[[int], str]) -> list[str]:

@@ -111,7 +111,7 @@ class Summary(Piece):
 class Try(Piece):
     """A try of ``--tune``: settings of the method, and the measure on validation records, or why there is none."""
 
-    settings: dict[str, int | float]
+    settings: dict[str, int | float | None]
     value: float | None
     failure: str | None = None
 
@@ -123,7 +123,7 @@ class Tries(Piece):
     measure: str
     records: str
     tries: Annotated[tuple[Try, ...], Field(min_length=1)]
-    chosen: dict[str, int | float]
+    chosen: dict[str, int | float | None]
 
 
 class Environment(Piece):

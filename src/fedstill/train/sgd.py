@@ -20,6 +20,15 @@ from fedstill.base.weights import load
 from fedstill.evaluation import mode_of
 from fedstill.ticks import tick
 
+FEWEST_STEPS = 10
+"""Steps that as many passes as are needed take where no number of passes is set."""
+
+
+def passes_of(records: int, batch_size: int) -> int:
+    """The least number of passes over so many records, at least one, that take `FEWEST_STEPS` steps."""
+    return max(1, -(-FEWEST_STEPS // max(1, -(-records // batch_size))))
+
+
 Epochs = Callable[..., Iterator[int]]
 """Numbers of the remaining epochs, with checkpoints of models and tensors: `Federation.epochs`."""
 
@@ -212,8 +221,8 @@ class SGD(Settings):
     """Multiple of the weights added to their gradients."""
     batch_size: PositiveInt = 64
     """Records per step."""
-    epochs: PositiveInt = 1
-    """Passes over the records."""
+    epochs: PositiveInt | None = 1
+    """Passes over the records; None for as many as make ten steps, and at least one."""
     max_steps: PositiveInt | None = None
     """Maximum number of steps; no limit by default."""
     milestones: tuple[PositiveInt, ...] = ()
@@ -260,9 +269,9 @@ class SGD(Settings):
             Diverged: parameters or buffers are not finite at the end.
             ValueError: the model has no trainable parameters.
         """
-        weights = trainable(model)
+        weights, number = trainable(model), self.passes(len(answers(records)))
         buffers = [torch.zeros_like(w) for w in weights]
-        rates = [self._rate(epoch) for epoch in range(1, self.epochs + 1)]
+        rates = [self._rate(epoch) for epoch in range(1, number + 1)]
 
         def update(value: Tensor, epoch: int) -> None:
             gradients: Tensors = torch.autograd.grad(value, weights, materialize_grads=True)
@@ -286,7 +295,7 @@ class SGD(Settings):
             {str(i): buffer for i, buffer in enumerate(buffers)},
             lr=self.lr,
             batch_size=self.batch_size,
-            number=self.epochs,
+            number=number,
             max_steps=self.max_steps,
             augment=augment,
             loss=loss,
@@ -294,6 +303,10 @@ class SGD(Settings):
             checkpoint=checkpoint,
             norms=norms,
         )
+
+    def passes(self, records: int) -> int:
+        """Number of passes over so many records."""
+        return self.epochs or passes_of(records, self.batch_size)
 
     def _rate(self, epoch: int) -> float:
         lr = self.lr
