@@ -43,7 +43,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "the same, epsilon 1": ("afl", {"epsilon": 1.0}),
     "the same, epsilon 4, masked": ("afl", {"epsilon": 4.0, "sums": MASKED}),
     "the same, epsilon 1, masked": ("afl", {"epsilon": 1.0, "sums": MASKED}),
-    "FedAvg, 20 rounds": ("fedavg", {"rounds": 20, "local": {"lr": 0.1}}),
+    "FedAvg, 20 rounds": ("fedavg", {"rounds": 20, "local": {"lr": 0.1, "epochs": 1}}),
 }
 
 

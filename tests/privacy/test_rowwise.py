@@ -184,18 +184,17 @@ def test_a_size_passes_if_no_elementwise_kernel_has_a_rest(kernel: Any) -> None:
 
 def test_threads_share_values_out_without_a_rest() -> None:
     """Three threads begin at thirds of a large batch, two at halves; a small one is one thread's."""
-    before = torch.get_num_threads()
-    found = {}
+    before, found = torch.get_num_threads(), {}
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found[threads] = [sizes_of(lambda x: [x.sigmoid()], like=torch.zeros(1, d)) for d in (7, 1031, 3 * 1024)]
+            found[threads] = [sizes_of(lambda x: [x.sigmoid()], like=torch.zeros(1, d)) for d in (7, 1031, 1024, 3072)]
     finally:
         torch.set_num_threads(before)
     assert found == {
-        1: [(32, 64), (32, 64), rowwise.SIZES],
-        2: [(32, 64), (64,), rowwise.SIZES],
-        3: [(32, 64), (1,), rowwise.SIZES],
+        1: [(32, 64), (32, 64), rowwise.SIZES, rowwise.SIZES],
+        2: [(32, 64), (64,), rowwise.SIZES, rowwise.SIZES],
+        3: [(32, 64), (1,), (8, 16, 24, 48), rowwise.SIZES],
     }
 
 
