@@ -1,5 +1,6 @@
 """A record's row depends on the record alone, to the bit: whatever the server chooses, no other record changes it."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,7 +15,7 @@ from fedstill.base.seeds import Simulated, isolated, stream
 from fedstill.base.weights import state
 from fedstill.distill.embedding import embed
 from fedstill.distill.public_map import PublicFeatures
-from fedstill.methods.deepafl import Built, DeepAFL, _rows
+from fedstill.methods.deepafl import Built, DeepAFL
 from fedstill.privacy import rowwise
 from fedstill.privacy.logistic import LogisticHead
 
@@ -135,15 +136,25 @@ def test_a_sigmoid_of_the_last_record_is_that_of_any_other(threads: int) -> None
         torch.set_num_threads(before)
 
 
+def residual(activation: str = "sigmoid", gain: float = 0.5) -> nn.Module:
+    """DeepAFL's network of one block of 31 random features."""
+    method = DeepAFL(width=16, expanded=31, activation=activation, gain=gain, rounds=3)
+    return method.network(8, Built(0, torch.zeros(1, 5, 31), torch.zeros(1, 16, 5), torch.full((2,), 1e6)))
+
+
+def through(nets: Sequence[nn.Module], x: Tensor) -> Tensor:
+    """The rows of a network."""
+    with rowwise.WideLinear():
+        rows: Tensor = nets[0](x)
+    return rows
+
+
 def test_a_deep_network_of_sigmoids_takes_each_row_by_itself() -> None:
     """A server that amplifies the last bit of one entry turned another record's row around, 1.5 sensitivities away."""
-    method = DeepAFL(extractor={"pretrain": "none"}, width=16, expanded=31, activation="sigmoid", rounds=3)
-    known = method._empty(10)
-    known["radii"][:] = 1e6
-    network = method.network(8, Built.after(1, known, 0))
+    network = residual()
     for seed in range(100):
         x = torch.randn(9, 8, generator=stream(seed))
-        whole, part = (rowwise.features(_rows, [network], Examples(some, some[:, 0])) for some in (x, x[:8]))
+        whole, part = (rowwise.features(through, [network], Examples(some, some[:, 0])) for some in (x, x[:8]))
         assert torch.equal(whole[:8], part), seed
 
 
@@ -200,12 +211,9 @@ def test_threads_share_values_out_without_a_rest() -> None:
 
 def test_a_key_has_what_a_module_keeps_beside_its_weights() -> None:
     """The answer for one activation served another, of which ``repr`` says nothing."""
-    method = DeepAFL(extractor={"pretrain": "none"}, width=16, expanded=21, rounds=3)
-    known = method._empty(10)
-    changed: list[dict[str, Any]] = [{}, {"activation": "sigmoid"}, {"gain": 2.0}]
-    others = [method.model_copy(update=one) for one in changed]
-    forms = {rowwise.form(_rows, [other.network(8, Built.after(1, known, 0))]) for other in others}
-    assert len(forms) == 3
+    networks = residual(), residual("relu"), residual(gain=2.0)
+    assert len({rowwise.form(through, [network]) for network in networks}) == 3
+    assert rowwise.form(through, [residual()]) == rowwise.form(through, [networks[0]])
 
 
 def test_a_layer_of_few_outputs_and_odd_inputs_takes_batches_too() -> None:
