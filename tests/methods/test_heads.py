@@ -267,7 +267,7 @@ def test_without_public_images_a_sentence_asks_for_some(name: str, few: DataSet,
 def test_a_client_without_public_images_says_so(few: DataSet, tmp_path: Path) -> None:
     method = make("fedauxfdp")
     fed = set_up(method, few, tmp_path)
-    fed._transport = Inline(small.site(method, few.train, tmp_path, CLIENTS)())
+    fed.transport = Inline(small.site(method, few.train, tmp_path, CLIENTS)())
     with pytest.raises(TooFewReplies, match="needs public images"):
         method.server(fed)
 

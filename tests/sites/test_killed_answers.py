@@ -53,7 +53,7 @@ def site(digits: DataSet, tmp_path: Path) -> SitePolicy:
 def question(digits: DataSet, site: SitePolicy, folder: Path, number: int) -> tuple[str, bytes]:
     """The spec and the request of a run."""
     fed = federation("fedavg-p", digits, [site], folder / f"run-{number}", simulated_noise=False, run=f"{number:032x}")
-    fed._transport = Catch()
+    fed.transport = Catch()
     with pytest.raises((Asked, TooFewReplies)) as stopped:
         fed.spec.method.server(fed)
     assert isinstance(stopped.value, Asked)

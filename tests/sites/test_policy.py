@@ -114,7 +114,7 @@ def test_the_same_question_again_gets_the_same_reply_and_costs_nothing(
     for folder in ("first", "resumed elsewhere"):
         fed = federation("fedavg-p", digits, [site], tmp_path / folder, simulated_noise=False)
         fed.spec.method.server(fed)
-        replies.append(fed._transport.replies[0])  # type: ignore[attr-defined]
+        replies.append(fed.transport.replies[0])  # type: ignore[attr-defined]
     assert replies[0] == replies[1]
     assert len(spent(site)) == 1
 
@@ -126,8 +126,8 @@ def test_classes_are_known_by_name_and_a_site_may_lack_some(
     site = make(0, threes)
     fed = federation("fedgm", digits, [site], tmp_path / "run")
     fed.spec.method.server(fed)
-    _, header = wire.unpack(fed._transport.replies[0])  # type: ignore[attr-defined]
-    tensors, _ = wire.unpack(fed._transport.replies[0])  # type: ignore[attr-defined]
+    _, header = wire.unpack(fed.transport.replies[0])  # type: ignore[attr-defined]
+    tensors, _ = wire.unpack(fed.transport.replies[0])  # type: ignore[attr-defined]
     assert header["step"] == "distil"
     assert tensors["labels"].tolist() == [3]
 
@@ -139,7 +139,7 @@ def refused(site: SitePolicy, fed: ServerFederation) -> str:
     """Run; every client must refuse. Returns why, and sees that nothing left and nothing was spent."""
     with pytest.raises(TooFewReplies) as stopped:
         fed.spec.method.server(fed)
-    for reply in fed._transport.replies:  # type: ignore[attr-defined]
+    for reply in fed.transport.replies:  # type: ignore[attr-defined]
         tensors, header = wire.unpack(reply)
         assert not tensors
         assert set(header) == {"error"}
@@ -396,7 +396,7 @@ def test_without_an_intact_ledger_nothing_is_released(
     other = federation("fedavg-p", digits, [site], tmp_path / "other", run="f" * 32, simulated_noise=False)
     with pytest.raises(files.Damaged, match="the site replies to nothing until its newest copy is back"):
         other.spec.method.server(other)
-    assert other._transport.replies == []  # type: ignore[attr-defined]
+    assert other.transport.replies == []  # type: ignore[attr-defined]
 
 
 # -------------------------------------------------------------------------------- refusals that depend on the records

@@ -38,7 +38,7 @@ def run(digits: DataSet, tmp_path: Path) -> Run:
             fed.spec.method.server(fed)
         except TooFewReplies:
             pass
-        return bytes(fed._transport.replies[-1])  # type: ignore[attr-defined]
+        return bytes(fed.transport.replies[-1])  # type: ignore[attr-defined]
 
     return once
 

@@ -210,6 +210,7 @@ class ServerFederation(Federation):
     Attributes:
         num_rounds: number of rounds in the method's loop; 1 for a method without one.
         done: number of these in which clients were asked, or the server worked; 1 for a method without a loop.
+        transport: the way to the clients.
     """
 
     _errors: Mapping[str, float | None] = {}  # of the last evaluation of a model that predicts a number
@@ -250,8 +251,8 @@ class ServerFederation(Federation):
         self.journal = Journal(self._folder.journal)
         self.min_clients = num_clients if min_clients is None else min_clients
         self.asked_steps: dict[str, Step[Any]] = {}
-        self._transport = transport
-        self._transport.tell = None if watcher is None else watcher.working
+        self.transport = transport
+        self.transport.tell = None if watcher is None else watcher.working
         self._test = test.to(device)
         self._confusion = LastConfusion(self._test)
         self._keep_replies = keep_replies
@@ -421,7 +422,7 @@ class ServerFederation(Federation):
         sizes = dict[int, float]()
         sent = partial(self.journal.count_sent, exchange, size=len(request))
         try:
-            for arrival in self._transport.exchange(request, waiting, sent):
+            for arrival in self.transport.exchange(request, waiting, sent):
                 reason, spent, sizes[arrival.client] = checked(arrival)
                 refusal = None if reason is None else Refusal(arrival.client, step.name, self._round, reason)
                 if spent:  # even if the reply is not used
@@ -451,7 +452,7 @@ class ServerFederation(Federation):
             needed = f"the method needs {at_least}"
         why = "".join(f"; client {first.client}: {first.reason}" for first in refusals[:1])
         few = TooFewReplies(f"{good} of {asked} clients gave a usable reply to step '{step.name}', {needed}{why}")
-        raise few from self._transport.failure
+        raise few from self.transport.failure
 
     def _find_lost_releases(self, exchange: int, step: Step[Any], clients: Sequence[int]) -> None:
         """Store the releases that stored replies list and the journal has lost."""
