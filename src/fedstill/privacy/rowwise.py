@@ -31,8 +31,6 @@ from fedstill.base.records import Trainable
 from fedstill.base.seeds import stream
 from fedstill.evaluation import device_of, mode_of
 
-_DRAWS, _LARGE = 2, 2**21
-"""Draws of inputs on which a computation is tested, and number of values of an input above which one is enough."""
 Compute = Callable[[Tensor], Sequence[Tensor]]
 """Function of inputs ``(n, ...)`` that returns tensors ``(n, ...)`` with one row for each record."""
 SIZES = tuple(range(8, 65, 8))
@@ -78,26 +76,22 @@ def _sizes(question: _Question) -> tuple[int, ...]:
     make, like, among = question.take()
     if not like.is_floating_point() or among == (1,):
         return (1,)
-    rng = stream(0, "rowwise inputs")
     try:
-        compute = make()
-        for _ in range(_DRAWS if among[-1] * math.prod(like.shape[1:]) <= _LARGE else 1):
-            among = _tested(compute, like, among, rng)
-        return among
+        return _tested(make(), like, among)
     except Exception:  # a model that can't take random weights or inputs; it is not known what its kernels do
         return (1,)
 
 
-def _tested(compute: Compute, like: Tensor, among: tuple[int, ...], rng: torch.Generator) -> tuple[int, ...]:
+def _tested(compute: Compute, like: Tensor, among: tuple[int, ...]) -> tuple[int, ...]:
     if not among:
         return (1,)
-    whole = among[-1]
+    whole, rng = among[-1], stream(0, "rowwise inputs")
     both = torch.randn(2, whole, *like.shape[1:], generator=rng, dtype=torch.float64).to(like)
     first, others = both[0].clone(), both[1]
     with _Rests() as rests:
         expected = [rows.clone() for rows in compute(first)]
     if rests.found:  # three threads leave none of 48 rows perhaps
-        return _tested(compute, like, among[:-1], rng)
+        return _tested(compute, like, among[:-1])
     if any(len(rows) != whole or not torch.isfinite(rows).all() for rows in expected):
         return (1,)
     for parity in (0, 1):  # each record one place further, every second neighbour another record
