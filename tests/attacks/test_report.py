@@ -30,11 +30,11 @@ def example() -> dict[str, Any]:
 
 
 def test_the_headline_is_the_stronger_attack() -> None:
-    found = results._finding(example())
+    found = results.finding(example())
     assert "rate 8.0 %" in found and "(offline form)" in found and "AUC 0.675 (offline form" in found
     mixed = example()
     mixed["likelihood_ratio"]["online"]["rates"][-1]["tpr"] = 0.2
-    assert "20.0 %" in results._finding(mixed) and "AUC 0.675 (offline form" in results._finding(mixed)
+    assert "20.0 %" in results.finding(mixed) and "AUC 0.675 (offline form" in results.finding(mixed)
 
 
 def test_the_page_has_a_table_of_networks_and_ticks_at_decades(tmp_path: Any) -> None:
@@ -44,7 +44,7 @@ def test_the_page_has_a_table_of_networks_and_ticks_at_decades(tmp_path: Any) ->
     text = results.page(Job(Experiment(data="digits"), FedAvg(), tmp_path), example(), curves)
     assert "0.57/0.97" not in text and ">non-member<" in text and "three largest classes" in text
     assert "<svg" in text and "guessing: TPR" in text and text.count('fill="currentColor"') >= 1
-    plot = results._figure(example(), curves)
+    plot = results.figure_of(example(), curves)
     assert all(axis.ticks is not None and axis.ticks[-1] == (1.0, "1") for axis in (plot.x, *plot.y))
     for part in results.show(example()):
         terminal().print(part)

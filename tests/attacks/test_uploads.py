@@ -64,7 +64,7 @@ def test_a_change_of_the_model_is_read_as_one(tmp_path: Path) -> None:
     change = {name: torch.zeros_like(value) for name, value in parameters(spec.new_model()).items()}
     change["classifier.bias"][3] = 1e-9
     (step,) = client_steps(type(method)).values()
-    shares, source = attack._shares(attack._Reply(0, step.reply.schema, {"update": change}), spec)
+    shares, source = attack.shares_of(attack.SeenReply(0, step.reply.schema, {"update": change}), spec)
     assert shares is not None and shares.argmax() == 3 and shares[3] == 1 and source == "the last layer"
 
 
@@ -87,7 +87,7 @@ def test_declared_types_and_not_names_say_what_a_field_holds(kind: type[Reply], 
     part = digits.train[:3]
     pixels = part.images if images else part.inputs()
     values = dict(zip((f.name for f in kind.schema), (part.labels.to(torch.uint8), pixels), strict=True))
-    reply = attack._Reply(0, kind.schema, values)
+    reply = attack.SeenReply(0, kind.schema, values)
     assert reply.labels is not None and torch.equal(reply.labels, part.labels)
     assert (reply.images is not None) is images
 

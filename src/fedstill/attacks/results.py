@@ -38,7 +38,7 @@ def allowed(guarantee: Guarantee, size: int = 1) -> Callable[[float], float] | N
 
 def show(results: dict[str, Any]) -> Iterator[Table | Text]:
     """The results for a terminal."""
-    yield Text(_finding(results), style="bold")
+    yield Text(finding(results), style="bold")
     table = Table(*_HEADINGS, box=SIMPLE_HEAD, pad_edge=False)
     for line in _lines(results):
         table.add_row(*line)
@@ -63,13 +63,13 @@ def stored(run: Path) -> list[str]:
         try:
             content = json.loads(file.read_text("utf-8"))
             kinds = [results for name, results in content.items() if name.startswith("membership")]
-            found += [f"{_finding(results)}. {_verdict(results)}" for results in kinds]
+            found += [f"{finding(results)}. {_verdict(results)}" for results in kinds]
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
             raise Damaged(f"{file} is damaged ({error}); delete it, or attack again") from error
     return found
 
 
-def _finding(results: dict[str, Any]) -> str:
+def finding(results: dict[str, Any]) -> str:
     """The stronger form of the attack: that with the most true positives, and with the largest area under the curve."""
     forms = results["likelihood_ratio"]
     best = max(forms, key=lambda form: (forms[form]["rates"][-1]["tpr"], forms[form]["auc"]))
@@ -159,9 +159,9 @@ def page(job: Job, results: dict[str, Any], curves: dict[str, tuple[Tensor, Tens
     if "posteriors" in results:
         networks = html.data_table(_NETWORKS, list(_networks(results)), (0, 1), caption=_ABOUT_NETWORKS)
     body = joined(
-        part("opening", title, f"{_finding(results)}."),
+        part("opening", title, f"{finding(results)}."),
         html.section("Likelihood ratios", html.data_table(_HEADINGS, lines, words, caption=_verdict(results))),
-        html.section("True and false positives", html.figure(_figure(results, curves), "roc", _CAPTION)),
+        html.section("True and false positives", html.figure(figure_of(results, curves), "roc", _CAPTION)),
         html.section("Attack networks", networks),
         html.section("Reproduce", part("preformatted", job.command)),
     )
@@ -171,7 +171,8 @@ def page(job: Job, results: dict[str, Any], curves: dict[str, tuple[Tensor, Tens
 _CAPTION = "Up and to the left is worse for the client. Axes are logarithmic, as few false positives matter."
 
 
-def _figure(results: dict[str, Any], curves: dict[str, tuple[Tensor, Tensor]]) -> Plot:
+def figure_of(results: dict[str, Any], curves: dict[str, tuple[Tensor, Tensor]]) -> Plot:
+    """The curves of true over false positives, both on logarithmic axes."""
     low = 0.5 / max(results["members"], results["records"] - results["members"])  # a log axis has no 0
     lines = []
     for colour, (form, rates) in zip(figures.PALETTE, curves.items(), strict=False):

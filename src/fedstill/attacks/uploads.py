@@ -72,7 +72,7 @@ class Uploads(Attack):
         return {**results, "numbers": str(place)}, [*show(results), f"numbers: {place}"]
 
 
-class _Reply(NamedTuple):
+class SeenReply(NamedTuple):
     """A client's reply; ``labels`` and ``images`` are the fields with these declared types, or None."""
 
     client: int
@@ -90,11 +90,13 @@ class _Reply(NamedTuple):
 
     @property
     def labels(self) -> Tensor | None:
+        """The field of classes, ``(n,)``, if there is one."""
         f = self.field(lambda f: Below("classes") in f.marks)
         return None if f is None else self.values[f.name].long()
 
     @property
     def images(self) -> Tensor | None:
+        """The field of images, ``(n, channels, height, width)``, if there is one."""
         f = self.field(lambda f: f.is_tensor and f.annotation.dim_str.split()[1:] == ["channels", "height", "width"])
         return None if f is None else self.values[f.name]
 
@@ -135,7 +137,7 @@ def uploads(
             reason = "no record of a class of the test set" if len(own) else "no records"
             results["left_out"].append({"client": client, "reason": reason})
             continue
-        shares, source = _shares(reply, spec)
+        shares, source = shares_of(reply, spec)
         if shares is not None:
             leak = labels.leak(shares, own.class_counts(), settings.least_share)
             results["labels"].append({"client": client, "from": source, "shares": shares.tolist(), **asdict(leak)})
@@ -164,7 +166,7 @@ def uploads(
 _REMEDY = "attack its model by membership (fedstill attack without --uploads), or a run with --sums open"
 
 
-def _replies(folder: Path, spec: RunSpec) -> Iterator[_Reply]:
+def _replies(folder: Path, spec: RunSpec) -> Iterator[SeenReply]:
     journal, steps = Journal(RunFolder(folder).journal), client_steps(type(spec.method))
     asked, name = 0, journal.files.step(0)
     while name is not None and not any(f.is_tensor or f.like is not None for f in steps[name].reply.schema):
@@ -177,7 +179,7 @@ def _replies(folder: Path, spec: RunSpec) -> Iterator[_Reply]:
     schema = steps[name].reply.schema
     for client in journal.replies_to(asked, name)[0]:
         values, _ = wire.decode(journal.read_reply(asked, name, client), schema, spec.facts)
-        yield _Reply(client, schema, values)
+        yield SeenReply(client, schema, values)
 
 
 def _are_counts(f: Field) -> bool:
@@ -185,7 +187,7 @@ def _are_counts(f: Field) -> bool:
     return f.is_tensor and any(isinstance(mark, Below) and mark != Below("classes") for mark in f.marks)
 
 
-def _shares(reply: _Reply, spec: RunSpec) -> tuple[Tensor | None, str]:
+def shares_of(reply: SeenReply, spec: RunSpec) -> tuple[Tensor | None, str]:
     """Estimated shares of the classes and their source; None if no field shows them."""
     classes = spec.num_classes
     if (f := reply.field(lambda f: _are_counts(f) and f.annotation.dim_str == "classes")) is not None:
@@ -222,7 +224,7 @@ def _shares(reply: _Reply, spec: RunSpec) -> tuple[Tensor | None, str]:
     )  # a bias that is not trained
 
 
-def _images(reply: _Reply, task: Task, spec: RunSpec) -> Records | None:
+def _images(reply: SeenReply, task: Task, spec: RunSpec) -> Records | None:
     """The images of a reply as the server uses them; None if it has none."""
     images, tags, like = reply.images, reply.labels, task.train
     if images is None or tags is None:
