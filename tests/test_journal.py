@@ -2,6 +2,7 @@ import errno
 import json
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -181,3 +182,25 @@ def test_lost_releases_of_finished_rounds_are_noticed(tmp_path: Path, kept: int)
     spent.write_bytes(b"".join(spent.read_bytes().splitlines(keepends=True)[:kept]))
     with pytest.raises(files.Damaged, match="spent.jsonl is damaged .lines of finished rounds are missing"):
         Journal(tmp_path).check_seals(seals)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit of a file's size")
+@pytest.mark.parametrize("chain", [False, True])
+def test_a_line_for_which_there_is_no_room_leaves_the_file_as_it_was(chain: bool, tmp_path: Path) -> None:
+    """A disk that fills within a line takes its first half without an error."""
+    import resource
+
+    place = tmp_path / "lines.jsonl"
+    lines, before = files.JsonLines(place, chain=chain), resource.getrlimit(resource.RLIMIT_FSIZE)
+    lines.append({"number": 1})
+    content = place.read_bytes()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(content) + 10, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            lines.append({"number": 2, "text": "x" * 100})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert place.read_bytes() == content
+    lines.append({"number": 3})
+    lines.close()
+    assert [line["number"] for line in files.read_json_lines(place)] == [1, 3]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -165,6 +166,26 @@ def test_a_helper_names_one_set_even_after_it_was_killed(tmp_path: Path) -> None
     ):  # a lowered least is another sum of the same request
         lowered = replace(party.terms, least=2)
         party.helpers[0].agree(lowered, [mask(party.numbers[c], lowered, c, KEYS[c].sign)[1] for c in range(2)])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit of a file's size")
+def test_a_helper_whose_disk_is_full_signs_nothing(tmp_path: Path) -> None:
+    """Half a line was written without an error, and the signature left; the next set was signed too."""
+    import resource
+
+    party = Party(tmp_path)
+    size, before = (tmp_path / "0" / "signed.jsonl").stat().st_size, resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 40, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            party.helpers[0].agree(party.terms, party.uploads[:4])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signature = party.helpers[0].agree(party.terms, party.uploads[:3])  # once there is room, any one set
+    party.again()
+    assert party.helpers[0].agree(party.terms, party.uploads[:3]) == signature
+    with pytest.raises(SumRefused, match="has signed another set"):
+        party.helpers[0].agree(party.terms, party.uploads[:4])
 
 
 def test_nothing_is_opened_without_the_signatures_of_a_quorum(tmp_path: Path) -> None:

@@ -205,22 +205,39 @@ class JsonLines:
         self._file: BinaryIO | None = None
 
     def append(self, value: Any) -> None:
-        """Append one line, as `append_json` does, and hand it to the operating system."""
+        """Append one line, as `append_json` does, and hand it to the operating system.
+
+        Raises:
+            OSError: the line does not fit on the disk; the file is as it was.
+        """
+        link = self._link
         if self._chain:
-            if self._link is None:
-                self._link = _read_chain(self._path)[1]
-            line, self._link = chained([value], self._link), _linked(self._link, value)
+            link = _read_chain(self._path)[1] if link is None else link
+            line, link = chained([value], link), _linked(link, value)
         else:
             line = json.dumps(value, allow_nan=False).encode() + b"\n"
         if self._file is None:
-            self._file = self._path.open("r+b" if self._path.exists() else "w+b", buffering=0)
-            end = self._file.seek(0, os.SEEK_END)
-            self._file.seek(max(0, end - 1))
-            if end and self._file.read(1) != b"\n":
-                end = self._path.read_bytes().rfind(b"\n") + 1
-                self._file.truncate(end)
+            self._file = self._opened()
+        end, left = self._file.tell(), memoryview(line)
+        try:
+            while left:  # a disk that fills takes a part without an error, and raises for the rest
+                left = left[self._file.write(left) :]
+        except OSError:
+            self._file.truncate(end)
             self._file.seek(end)
-        self._file.write(line)
+            raise
+        self._link = link
+
+    def _opened(self) -> BinaryIO:
+        """The file at the end of its last whole line."""
+        file: BinaryIO = self._path.open("r+b" if self._path.exists() else "w+b", buffering=0)
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - 1))
+        if end and file.read(1) != b"\n":
+            end = self._path.read_bytes().rfind(b"\n") + 1
+            file.truncate(end)
+        file.seek(end)
+        return file
 
     def flush(self) -> None:
         """Flush the lines of this object to the disk."""

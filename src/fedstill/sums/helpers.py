@@ -162,7 +162,7 @@ class Helper:
     def _signed(self, terms: Terms) -> bytes | None:
         """The set that was signed for this request; None if none was."""
         place = self._folder / JOURNAL
-        remedy = "bring its newest copy back, or remove the folder, which makes new keys"
+        remedy = "remove the folder, which makes new keys: a copy may lack what was signed after it"
         if not place.exists():  # another set may have been signed
             raise files.Damaged(f"{place} is gone, and this helper signs nothing without it; {remedy}")
         for line in files.read_json_lines(place, remedy):

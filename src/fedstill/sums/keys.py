@@ -40,8 +40,8 @@ class Keys:
             self._make()
         elif missing:
             raise files.Damaged(
-                f"{folder} is damaged: it lacks {missing[0]}; bring its newest copy back, or remove the folder, which "
-                "makes new keys that the server and the other sites must be told"
+                f"{folder} is damaged: it lacks {missing[0]}; remove the folder, which makes new keys that the server "
+                "and the other sites must be told; a copy of it may lack what was signed later"
             )
         self._signing = Ed25519PrivateKey.from_private_bytes(_read(folder / SIGN))
         self.opening = X25519PrivateKey.from_private_bytes(_read(folder / OPEN))

@@ -126,8 +126,11 @@ def keep(policy: SitePolicy, run: str, request: bytes, reply: bytes) -> None:
             files.write_bytes(folder / f"{digest}.reply", reply)
     room = policy.keep_sent_gb * _GB
     oldest = time.time() - policy.keep_sent_days * DAY
-    copies = sorted(((p.stat().st_mtime, p.stat().st_size, p) for p in folder.glob("*.reply")), reverse=True)
-    for written, size, place in copies:
+    copies = list[tuple[float, int, Path]]()
+    for place in folder.glob("*.reply"):
+        with suppress(FileNotFoundError):  # another process has deleted it
+            copies.append(((found := place.stat()).st_mtime, found.st_size, place))
+    for written, size, place in sorted(copies, reverse=True):
         room -= size
         if written < oldest or room < 0:
             place.unlink(missing_ok=True)
