@@ -30,11 +30,24 @@ class Settings(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
+    def _a_part_of_a_group(cls, value: object, info: ValidationInfo) -> object:
+        """A mapping of some settings of a group, whose others keep the values of this field's own default."""
+        return _completed(cls.model_fields[info.field_name or ""].default, value)
+
+    @field_validator("*", mode="before")
+    @classmethod
     def _one_number_for_several(cls, value: object, info: ValidationInfo) -> object:
         """A number where any number of them may stand, as ``mean=0.3``."""
         kind = cls.model_fields[info.field_name or ""].annotation
         alone = isinstance(value, int | float) and not isinstance(value, bool)
         return (value,) if alone and get_origin(kind) is tuple and ... in get_args(kind) else value
+
+
+def _completed(default: object, value: object) -> object:
+    if not (isinstance(default, Settings) and isinstance(value, Mapping)):
+        return value
+    own = {name: getattr(default, name) for name in type(default).model_fields}
+    return {**own, **{name: _completed(own.get(name), part) for name, part in value.items()}}
 
 
 def sentence(

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Protocol
 
 import torch
 from annotated_types import Gt, Le
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator
 from torch import Tensor, nn
 
 from fedstill.base.records import Records
@@ -58,14 +58,6 @@ def mean_weights(replies: Iterable[Weighted], weighting: Weighting) -> dict[str,
     return weighted_mean((1 if weighting == "uniform" else r.num_records, r.weights) for r in replies)
 
 
-def _usual_passes(local: object) -> object:
-    return {"epochs": None, **local} if isinstance(local, Mapping) else local
-
-
-LocalSGD = Annotated[SGD, BeforeValidator(_usual_passes)]
-"""Local training, by default with as many passes as make ten steps, whatever other settings are given."""
-
-
 def _constant_rate(local: SGD) -> SGD:
     if local.milestones:
         raise ValueError(
@@ -75,7 +67,7 @@ def _constant_rate(local: SGD) -> SGD:
     return local
 
 
-ConstantRate = Annotated[LocalSGD, AfterValidator(_constant_rate)]
+ConstantRate = Annotated[SGD, AfterValidator(_constant_rate)]
 """Local training with a constant learning rate, as `gradient_weight` assumes."""
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from fedstill.base.settings import Epsilon
-from fedstill.methods.averaging import LocalSGD, check_any_number
+from fedstill.methods.averaging import check_any_number
 from fedstill.methods.parts.class_weights import ClassWeighted, client_loss
 from fedstill.privacy.accounting import release_noise
 from fedstill.privacy.integer_sums import LEAST_STEPS, MOST_STEPS, IntegerUpdate
@@ -48,7 +48,7 @@ class DPFedAvg(ClassWeighted, Method):
     """Privacy cost of all rounds at the run's delta; None adds no noise and guarantees nothing."""
     rounds: PositiveInt = 10
     """Communication rounds, which share the budget."""
-    local: LocalSGD = SGD(epochs=None)
+    local: SGD = SGD(epochs=None)
     """A client's training in one round."""
     clip: PositiveFloat = 1.0
     """S, the largest length of an update, over all parameters."""

@@ -10,7 +10,7 @@ from pydantic import PositiveInt
 from torch import nn
 from typing_extensions import override
 
-from fedstill.methods.averaging import LocalSGD, Participation, Weighting, mean_weights, sample
+from fedstill.methods.averaging import Participation, Weighting, mean_weights, sample
 from fedstill.methods.parts.class_weights import ClassWeighted, client_loss
 from fedstill.protocol import Client, Count, Federation, Method, Reply, State, load, state, step
 from fedstill.train.sgd import SGD
@@ -29,7 +29,7 @@ class FedAvg(ClassWeighted, Method):
     numeric: ClassVar[bool] = True
     rounds: PositiveInt = 20
     """Communication rounds; 1 is one-shot FedAvg."""
-    local: LocalSGD = SGD(epochs=None)
+    local: SGD = SGD(epochs=None)
     """A client's training in one round."""
     participation: Participation = 1.0
     """Share of the clients asked in each round, drawn anew each time."""

@@ -14,7 +14,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fedstill.methods.averaging import LocalSGD, Participation, Weighting, mean_weights, sample
+from fedstill.methods.averaging import Participation, Weighting, mean_weights, sample
 from fedstill.methods.fedavg import Update
 from fedstill.methods.parts.class_weights import ClassWeighted, client_loss
 from fedstill.protocol import Client, Federation, Method, State, load, state, step
@@ -27,13 +27,13 @@ class FedAvgFT(ClassWeighted, Method):
     personal: ClassVar[bool] = True
     rounds: PositiveInt = 20
     """Communication rounds; 1 is one-shot FedAvg."""
-    local: LocalSGD = SGD(epochs=None)
+    local: SGD = SGD(epochs=None)
     """A client's training in one round."""
     participation: Participation = 1.0
     """Share of the clients asked in each round, drawn anew each time."""
     weighting: Weighting = "records"
     """Weights of the clients in the mean: their numbers of records, or equal weights."""
-    tuning: LocalSGD = SGD(epochs=None)
+    tuning: SGD = SGD(epochs=None)
     """A client's fine-tuning of the server's model, before evaluation."""
 
     @override

@@ -14,7 +14,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import nn
 from typing_extensions import override
 
-from fedstill.methods.averaging import LocalSGD, Participation, sample
+from fedstill.methods.averaging import Participation, sample
 from fedstill.methods.parts.class_weights import ClassWeighted, client_loss
 from fedstill.methods.parts.robust import Rule, aggregate, fewest
 from fedstill.protocol import Client, Federation, Method, Reply, State, load, parameters, state, step
@@ -33,7 +33,7 @@ class FedAvgRobust(ClassWeighted, Method):
     numeric: ClassVar[bool] = True
     rounds: PositiveInt = 20
     """Communication rounds."""
-    local: LocalSGD = SGD(epochs=None)
+    local: SGD = SGD(epochs=None)
     """A client's training in one round."""
     rule: Rule = "multi-krum"
     """Rule that combines the clients' models."""

@@ -10,7 +10,7 @@ from pydantic import NonNegativeFloat, PositiveInt
 from torch import nn
 from typing_extensions import override
 
-from fedstill.methods.averaging import LocalSGD, Participation, mean_weights, sample
+from fedstill.methods.averaging import Participation, mean_weights, sample
 from fedstill.methods.fedavg import Update
 from fedstill.methods.parts.class_weights import ClassWeighted, client_loss
 from fedstill.protocol import Client, Federation, Method, State, load, state, step
@@ -23,7 +23,7 @@ class FedProx(ClassWeighted, Method):
     numeric: ClassVar[bool] = True
     rounds: PositiveInt = 20
     """Communication rounds."""
-    local: LocalSGD = SGD(epochs=None)
+    local: SGD = SGD(epochs=None)
     """A client's training in one round."""
     participation: Participation = 1.0
     """Share of the clients asked in each round, drawn anew each time."""

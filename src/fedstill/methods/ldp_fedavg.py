@@ -22,7 +22,7 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fedstill.methods.averaging import LocalSGD, check_any_number, weighted_mean
+from fedstill.methods.averaging import check_any_number, weighted_mean
 from fedstill.methods.parts.class_weights import ClassWeighted, client_loss
 from fedstill.privacy.accounting import published_noise, release_noise
 from fedstill.privacy.mechanisms import ClippedUpdate
@@ -47,7 +47,7 @@ class LDPFedAvg(ClassWeighted, Method):
     """Noise for the true sensitivity, or by the classic formula, which adds less noise than its claim needs."""
     rounds: PositiveInt = 1
     """Communication rounds, which share the budget."""
-    local: LocalSGD = SGD(epochs=None)
+    local: SGD = SGD(epochs=None)
     """A client's training in one round."""
     clip: PositiveFloat = 1.0
     """S, the largest length of an update, over all parameters."""
