@@ -1,6 +1,7 @@
 """Masked sums of real sites: whom a site trusts, what it charges, and what it does as a helper."""
 
 import json
+import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -309,6 +310,24 @@ def test_a_helper_that_lost_its_journal_signs_nothing(house: House) -> None:
     with pytest.raises(RuntimeError, match="client 0: the site gives no reply"):
         house.serve()
     assert "it lacks signed.jsonl" in str(answer.log.read(house.policy(0).state)[-1]["detail"])
+
+
+def test_a_helper_with_an_older_copy_of_what_it_signed_signs_nothing(house: House) -> None:
+    """It would sign a second set for a request; the site's journal has the number of sets."""
+    place = house.policy(0).state / "sums" / "signed.jsonl"
+    empty = place.read_bytes()
+    house.serve("first")
+    after_one = place.read_bytes()
+    house.serve("second", seed=1)
+    standing = SiteJournal(house.policy(0).state).standing()
+    assert list(standing.at.signed.values()) == [2] == list(standing.checkpoint(time.time()).signed.values())
+    for number, older in enumerate((empty, after_one)):
+        for client in (0, 1):
+            (house.policy(client).state / "sums" / "signed.jsonl").write_bytes(older)
+        with pytest.raises(SumRefused, match="2 of 4 helpers answer and 3 are needed"):
+            house.serve(f"again-{number}", seed=2 + number)
+        detail = str(answer.log.read(house.policy(0).state)[-1]["detail"])
+        assert f"is an older copy: it has {number} of the 2 sets that were signed with its key; remove" in detail
 
 
 def test_masked_uploads_tell_a_reader_of_the_log_nothing(house: House) -> None:

@@ -9,7 +9,7 @@ shows the signatures of a quorum for that set.
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from filelock import FileLock
@@ -146,6 +146,11 @@ class Helper:
                 add_mask(sums[number], seed, terms.width)
         return {number: packed(total, terms.width) for number, total in sums.items()}
 
+    @property
+    def signatures(self) -> int:
+        """Number of sets that were signed."""
+        return len(self._lines())
+
     def _own(self, terms: Terms) -> None:
         place, own = self.number, (self.keys.box, self.keys.signer)
         if not place < len(terms.boxes) or (terms.boxes[place], terms.signers[place]) != own:
@@ -161,14 +166,17 @@ class Helper:
 
     def _signed(self, terms: Terms) -> bytes | None:
         """The set that was signed for this request; None if none was."""
+        for line in self._lines():
+            if (line["run"], line["exchange"]) == (terms.run.hex(), terms.exchange):
+                return bytes.fromhex(line["set"])
+        return None
+
+    def _lines(self) -> list[dict[str, Any]]:
         place = self._folder / JOURNAL
         remedy = "remove the folder, which makes new keys: a copy may lack what was signed after it"
         if not place.exists():  # another set may have been signed
             raise files.Damaged(f"{place} is gone, and this helper signs nothing without it; {remedy}")
-        for line in files.read_json_lines(place, remedy):
-            if (line["run"], line["exchange"]) == (terms.run.hex(), terms.exchange):
-                return bytes.fromhex(line["set"])
-        return None
+        return files.read_json_lines(place, remedy)
 
 
 def _agreed(digest: bytes) -> bytes:

@@ -226,6 +226,7 @@ class Checkpoint(BaseModel):
         charges: the number of releases.
         first: the cost of the first release.
         past: the costs of the releases before the file's checkpoint.
+        signed: of each key of the site as a helper of masked sums, by its fingerprint, the number of sets it signed.
     """
 
     accepted: int = 0
@@ -237,6 +238,7 @@ class Checkpoint(BaseModel):
     charges: int = 0
     first: Event | None = None
     past: Past = Past()
+    signed: dict[str, int] = {}
 
     @property
     def failed(self) -> int:
@@ -273,6 +275,8 @@ class Standing:
             self._charge(number, line, mac)
         elif what in OUTCOMES:
             self._end(line)
+        elif what == "signed":
+            at.signed[line["helper"]] = max(line["signatures"], at.signed.get(line["helper"], 0))
         elif what == "checkpoint":
             self.at, self.recent = Checkpoint(**line["at"]), []
         elif what == "begun" and "counts" in line:

@@ -17,6 +17,7 @@ answered      as asked, ``reply`` (SHA-256), its bytes, its fields, the numbers 
 refused       the same, ``reply``; of a foreign bundle, ``bundle`` (SHA-256)
 waiting       as refused: the operator has not approved the run
 failed        as refused; the reason may contain data
+signed        the fingerprint of a helper of masked sums, the number of sets it has signed: before a signature leaves
 begun         the journal goes on where files of an earlier format end, whose digests it has
 checkpoint    ``at``: what all lines before mean for what comes next
 ============  ========================================================================================================

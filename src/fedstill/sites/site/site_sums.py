@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from fedstill import schema
+from fedstill.base import files
 from fedstill.engines import helper_calls
 from fedstill.engines.masked_sums import MaskedSums
 from fedstill.engines.run_spec import RunSpec
+from fedstill.runs.environment import now
 from fedstill.sites.site.policy import SitePolicy
+from fedstill.sites.site.site_journal import SiteJournal
 from fedstill.sums.helpers import Helper
 from fedstill.sums.keys import Keys, fingerprint
 from fedstill.sums.masks import SumRefused
@@ -97,7 +100,7 @@ def answer(policy: SitePolicy, spec: RunSpec, request: bytes, header: Mapping[st
 
     Raises:
         Refused: the site is no helper, or the question is malformed.
-        Damaged: what the site has signed can't be read.
+        Damaged: what the site has signed can't be read, or is an older copy.
     """
     sums = spec.sums
     if not policy.helper:
@@ -117,4 +120,15 @@ def answer(policy: SitePolicy, spec: RunSpec, request: bytes, header: Mapping[st
         terms, call = helper_calls.decode(request, header, lambda *size: sums.terms(spec.digest, *size))
     except SumRefused as refused:  # the terms themselves are wrong
         raise schema.Refused(str(refused)) from refused
-    return helper_calls.reply(helper, terms, call)
+    name, journal = fingerprint(keys.signer, keys.box), SiteJournal(policy.state)
+    noted = journal.standing().at.signed.get(name, 0)
+    if (number := helper.signatures) < noted:
+        raise files.Damaged(
+            f"{policy.state / FOLDER} is an older copy: it has {number} of the {noted} sets that were signed with its "
+            "key; remove the folder, which makes new keys that the server and the other sites must be told"
+        )
+    reply = helper_calls.reply(helper, terms, call)
+    if (number := helper.signatures) > noted:  # before the signature leaves
+        facts = {"what": "signed", "helper": name, "signatures": number}
+        journal.append({"time": now(), **facts, "detail": f"sets signed as a helper: {number}"})
+    return reply
