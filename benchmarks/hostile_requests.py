@@ -57,7 +57,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedpft": {**SMALL["fedpft"], "epsilon": 1.0, "mixture": {"components": 1, "covariance": "full"}},
     "fedcof": {**SMALL["fedcof"], "epsilon": 1.0},
     **{name: SMALL[name] for name in ("fedgm-records", "fedrd-records")},
-    "ldp-fedavg": {"local": {"momentum": 0.0, "batch_size": 128}},
+    "ldp-fedavg": {"local": {"momentum": 0.0, "batch_size": 128, "epochs": 1}},
     **{name: ROUNDS for name in ("dp-fl", "adap-dp-fl", "fedkd", "fedkadp")},
     "fedgm-labels": LABELS,
 }
