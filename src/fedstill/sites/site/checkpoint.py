@@ -14,7 +14,15 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from itertools import compress
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator, TypeAdapter
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    PlainSerializer,
+    PlainValidator,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    model_serializer,
+)
 
 from fedstill.privacy.ledger import Charge, data_of, record_masks
 from fedstill.privacy.releases import Event, Gaussian, Pure
@@ -239,6 +247,12 @@ class Checkpoint(BaseModel):
     first: Event | None = None
     past: Past = Past()
     signed: dict[str, int] = {}
+
+    @model_serializer(mode="wrap")
+    def _of_a_helper(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """All facts; ``signed`` only at a site that has signed."""
+        found: dict[str, Any] = write(self)
+        return found if self.signed else {name: value for name, value in found.items() if name != "signed"}
 
     @property
     def failed(self) -> int:
