@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small import room
 
 from fedstill.base import files
 from fedstill.runs.journal import Journal, Refusal
@@ -188,18 +189,12 @@ def test_lost_releases_of_finished_rounds_are_noticed(tmp_path: Path, kept: int)
 @pytest.mark.parametrize("chain", [False, True])
 def test_a_line_for_which_there_is_no_room_leaves_the_file_as_it_was(chain: bool, tmp_path: Path) -> None:
     """A disk that fills within a line takes its first half without an error."""
-    import resource
-
     place = tmp_path / "lines.jsonl"
-    lines, before = files.JsonLines(place, chain=chain), resource.getrlimit(resource.RLIMIT_FSIZE)
+    lines = files.JsonLines(place, chain=chain)
     lines.append({"number": 1})
     content = place.read_bytes()
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(content) + 10, before[1]))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            lines.append({"number": 2, "text": "x" * 100})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with room(len(content) + 10), pytest.raises(OSError, match="File too large"):
+        lines.append({"number": 2, "text": "x" * 100})
     assert place.read_bytes() == content
     lines.append({"number": 3})
     lines.close()

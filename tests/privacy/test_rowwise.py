@@ -125,15 +125,11 @@ def test_a_server_cannot_make_one_record_move_the_rows_of_others() -> None:
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_sigmoid_of_the_last_record_is_that_of_any_other(threads: int) -> None:
     """The last values of a batch are computed by other code, which rounds one sigmoid of thirty otherwise."""
-    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        model, (_, shape) = made(*ODD), ODD
-        for seed in range(100):
-            some = images(9, shape, seed)
-            assert torch.equal(embed([model], some)[:8], embed([model], some[torch.arange(8)])), seed
-    finally:
-        torch.set_num_threads(before)
+    model, (_, shape) = made(*ODD), ODD
+    for seed in range(100):
+        some = images(9, shape, seed)
+        assert torch.equal(embed([model], some)[:8], embed([model], some[torch.arange(8)])), seed
 
 
 def residual(activation: str = "sigmoid", gain: float = 0.5) -> nn.Module:
@@ -195,13 +191,10 @@ def test_a_size_passes_if_no_elementwise_kernel_has_a_rest(kernel: Any) -> None:
 
 def test_threads_share_values_out_without_a_rest() -> None:
     """Three threads begin at thirds of a large batch, two at halves; a small one is one thread's."""
-    before, found = torch.get_num_threads(), {}
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found[threads] = [sizes_of(lambda x: [x.sigmoid()], like=torch.zeros(1, d)) for d in (7, 1031, 1024, 3072)]
-    finally:
-        torch.set_num_threads(before)
+    found = {}
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found[threads] = [sizes_of(lambda x: [x.sigmoid()], like=torch.zeros(1, d)) for d in (7, 1031, 1024, 3072)]
     assert found == {
         1: [(32, 64), (32, 64), rowwise.SIZES, rowwise.SIZES],
         2: [(32, 64), (64,), rowwise.SIZES, rowwise.SIZES],

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from small import room
 
 from fedstill.sums import helpers as helping
 from fedstill.sums import masks
@@ -171,16 +172,10 @@ def test_a_helper_names_one_set_even_after_it_was_killed(tmp_path: Path) -> None
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit of a file's size")
 def test_a_helper_whose_disk_is_full_signs_nothing(tmp_path: Path) -> None:
     """Half a line was written without an error, and the signature left; the next set was signed too."""
-    import resource
-
     party = Party(tmp_path)
-    size, before = (tmp_path / "0" / "signed.jsonl").stat().st_size, resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 40, before[1]))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            party.helpers[0].agree(party.terms, party.uploads[:4])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    size = (tmp_path / "0" / "signed.jsonl").stat().st_size
+    with room(size + 40), pytest.raises(OSError, match="File too large"):
+        party.helpers[0].agree(party.terms, party.uploads[:4])
     signature = party.helpers[0].agree(party.terms, party.uploads[:3])  # once there is room, any one set
     party.again()
     assert party.helpers[0].agree(party.terms, party.uploads[:3]) == signature

@@ -4,7 +4,7 @@ import copy
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -306,3 +306,16 @@ def near(found: nn.Module, expected: nn.Module) -> bool:
     """Whether all weights agree but for the order of float32 sums; a step that is left out moves some by 1e-3."""
     ours, theirs = state(found), state(expected)
     return all(torch.allclose(ours[name], value, rtol=0, atol=1e-5) for name, value in theirs.items())
+
+
+@contextmanager
+def room(size: int) -> Iterator[None]:
+    """Inside the block, no file of this process grows beyond so many bytes, as on a full disk; not on Windows."""
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -152,7 +152,7 @@ _MOVES = (
     "alias arange as_strided cat clone col2im constant_pad_nd copy detach diagonal empty empty_like expand fill "
     "flip full full_like gather im2col index index_select lift_fresh masked_fill new_empty new_full new_ones "
     "new_zeros ones ones_like permute repeat reshape roll scalar_tensor scatter select select_backward slice "
-    "slice_backward split split_with_sizes squeeze stack t to_copy transpose unbind unfold unsafe_view unsqueeze "
+    "slice_backward split split_with_sizes squeeze stack t transpose unbind unfold unsqueeze "
     "view view_as_complex view_as_real where zero zeros zeros_like _reshape_alias _to_copy _unsafe_view"
 )
 """Operations that move values."""

@@ -26,7 +26,7 @@ FEWEST_STEPS = 10
 
 def passes_of(records: int, batch_size: int) -> int:
     """The least number of passes over so many records, at least one, that take `FEWEST_STEPS` steps."""
-    return max(1, -(-FEWEST_STEPS // max(1, -(-records // batch_size))))
+    return -(-FEWEST_STEPS // max(1, -(-records // batch_size)))
 
 
 Epochs = Callable[..., Iterator[int]]
