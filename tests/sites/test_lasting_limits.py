@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_sites import make_site, spec_of, write_data
+from real_sites import federation, make_site, spec_of, write_data
 from releases import entry
 
 from fedstill.cli import main
 from fedstill.data.sources import DataSet
 from fedstill.engines.client import NO_REPLY
+from fedstill.engines.server import TooFewReplies
 from fedstill.privacy.releases import Gaussian
 from fedstill.protocol import wire
 from fedstill.sites.site import log, site_journal
@@ -28,7 +29,7 @@ def asked(site: SitePolicy, text: dict[str, Any], **envelope: Any) -> bytes:
 
 
 def counts(site: SitePolicy) -> tuple[int, int]:
-    """Numbers of questions that were accepted, and that did not fail."""
+    """Numbers of questions that were accepted, and that neither failed nor went beyond the budget."""
     at = SiteJournal(site.state).standing().at
     return at.accepted, at.ended
 
@@ -45,7 +46,7 @@ def test_failures_of_all_runs_are_counted_for_good(digits: DataSet, make: Callab
         assert asked(site, {**text, "run": f"{i:032x}"}) == NO_REPLY
     assert counts(site) == (4, 0)
     good = site.model_copy(update={"min_records": 1})
-    assert b"4 questions have failed at the site, its limit (max_failures_ever)" in asked(
+    assert b"4 questions have failed at the site or went beyond its budget, its limit (max_failures_ever)" in asked(
         good, {**text, "run": "e" * 32}
     )
     found = status(good)
@@ -53,6 +54,29 @@ def test_failures_of_all_runs_are_counted_for_good(digits: DataSet, make: Callab
     raised = good.model_copy(update={"max_failures_ever": 5})
     assert wire.unpack(asked(raised, {**text, "run": "d" * 32}))[0]
     assert counts(raised) == (5, 1)
+
+
+def test_a_question_beyond_the_budget_counts_as_a_failure(
+    digits: DataSet, make: Callable[..., SitePolicy], tmp_path: Path
+) -> None:
+    """Its step has read the records, so that whether it fails tells of them, and it is charged for nothing."""
+    private = {"methods": ["fedavg-p"], "unprotected": False, "simulated_noise": False, "budget": 0.5}
+    site = make(**private, max_failures=2, max_failures_ever=3)
+
+    def refusal(i: int, run: str) -> str:
+        fed = federation("fedavg-p", digits, [site], tmp_path / f"{run[0]}{i}", run=run, simulated_noise=False)
+        with pytest.raises(TooFewReplies) as why:
+            fed.spec.method.server(fed)
+        return str(why.value)
+
+    for i in range(2):
+        assert "budget of 0.5" in refusal(i, "a" * 32)
+    assert "gives no reply" in refusal(2, "a" * 32)
+    assert "2 questions of the run failed or went beyond the budget" in log.read(site.state)[-1]["detail"]
+    assert "budget of 0.5" in refusal(0, "b" * 32)
+    assert "3 questions have failed at the site or went beyond its budget" in refusal(0, "c" * 32)
+    assert counts(site) == (3, 0)
+    assert status(site)["failures"] == {"number": 3, "limit": 3}
 
 
 @pytest.mark.parametrize("has", [True, False])

@@ -448,7 +448,7 @@ def test_a_run_that_failed_too_often_is_answered_no_more(digits: DataSet, make: 
     for _ in range(4):
         assert asked(site, text) == NO_REPLY
     assert [line["what"] for line in log(site)] == [*["asked", "accepted", "failed"] * 2, *["asked", "failed"] * 2]
-    assert "the run has failed 2 times; the limit is 2" in log(site)[-1]["detail"]
+    assert "2 questions of the run failed or went beyond the budget" in log(site)[-1]["detail"]
     generous = site.model_copy(update={"min_records": 1})
     assert asked(generous, text) == NO_REPLY  # not even if the data have changed since
     assert asked(generous, {**text, "run": "e" * 32}) != NO_REPLY

@@ -215,7 +215,8 @@ def _print_status(found: dict[str, Any]) -> None:
         print(f"  spent, per {unit}: epsilon {_number(use['epsilon'])}, {_percent(use['share'])} of the budget")
     print("  questions: " + ", ".join(f"{number} {what}" for what, number in found["questions"].items()))
     failed = found["failures"]
-    print(f"  failed questions, each of which may tell the server a bit: {failed['number']} of {failed['limit']}")
+    what = "questions that failed or went beyond the budget, each of which may tell the server a bit"
+    print(f"  {what}: {failed['number']} of {failed['limit']}")
     rows = [
         (run["run"][:8], str(run["method"]), str(run["last"]), str(run["asked"]), str(run["answered"]))
         + (str(run["releases"]), "; ".join(f"{_percent(use['share'])} {u}" for u, use in run["spent"].items()) or "-")

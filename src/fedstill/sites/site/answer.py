@@ -81,9 +81,12 @@ def accept(policy: SitePolicy, run: str, text: str, question: int) -> None:
                 f"the run has asked {own.accepted} questions; the site's limit is that (max_questions)"
             )
         elif own.failed >= policy.max_failures:
-            raise FailedTooOften(f"the run has failed {own.failed} times; the limit is {policy.max_failures}")
+            raise FailedTooOften(
+                f"{own.failed} questions of the run failed or went beyond the budget, the site's limit (max_failures)"
+            )
         if at.failed >= policy.max_failures_ever:
-            raise schema.Refused(f"{at.failed} questions have failed at the site, its limit (max_failures_ever)")
+            what = f"{at.failed} questions have failed at the site or went beyond its budget"
+            raise schema.Refused(f"{what}, its limit (max_failures_ever)")
         check_size(policy)
         facts = {"run": run, "spec": _digest(text.encode()), "question": question, "at": moment}
         journal.append({"time": now(), "what": "accepted", **facts, "detail": ""})
@@ -261,6 +264,7 @@ class _Answer:
                 reply = site.reply(self._policy.client, question)
             keep(self._policy, self._run, self._request, reply)
         except BudgetExceeded as error:  # depends on the requests alone, like the ledger
+            self._facts["beyond"] = True  # but whether the step failed before depends on the records
             return self._refusal(error, **site.spent(self._policy.client, question.exchange))
         except Exception as error:
             return self._failure(error)

@@ -178,7 +178,7 @@ class RunCounts(BaseModel):
         begun: time of its first question, in seconds since 1970; None for releases of another program.
         last: time of its last question.
         accepted: questions that were accepted.
-        ended: those of them that did not fail.
+        ended: those of them that neither failed nor went beyond the budget.
     """
 
     first: int
@@ -189,7 +189,7 @@ class RunCounts(BaseModel):
 
     @property
     def failed(self) -> int:
-        """Number of questions that failed or go on."""
+        """Number of accepted questions that failed, went beyond the budget, or go on."""
         return self.accepted - self.ended
 
 
@@ -226,7 +226,7 @@ class Checkpoint(BaseModel):
 
     Attributes:
         accepted: questions of all runs that were accepted.
-        ended: those of them that did not fail; each failure may have told the server a bit.
+        ended: those of them that neither failed nor went beyond the budget, by which a server may learn a bit.
         day: the last day, in UTC, with a message that was refused, failed or waits.
         refusals: the number of such messages on that day.
         runs: counts of each run, by its name.
@@ -256,7 +256,7 @@ class Checkpoint(BaseModel):
 
     @property
     def failed(self) -> int:
-        """Number of questions that failed or go on."""
+        """Number of accepted questions that failed, went beyond the budget, or go on."""
         return self.accepted - self.ended
 
 
@@ -311,7 +311,7 @@ class Standing:
     def _end(self, line: Mapping[str, Any]) -> None:
         at, what = self.at, line["what"]
         asked = at.asked.pop(line.get("question", 0), None)
-        if asked is not None and asked.accepted and what != "failed":
+        if asked is not None and asked.accepted and what != "failed" and not line.get("beyond"):
             at.ended += 1
             if asked.run in at.runs:
                 at.runs[asked.run].ended += 1

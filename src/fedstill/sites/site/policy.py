@@ -72,9 +72,10 @@ class SitePolicy(Settings):
     min_records: PositiveInt = 50
     """Minimum number of records; with fewer the site refuses every request."""
     max_failures: PositiveInt = 3
-    """Number of failed questions after which the site answers a run no more: each failure may tell a bit."""
+    """Number of questions that failed, or went beyond the budget, after which the site answers a run no more: whether a
+    step fails, before the ledger refuses, may tell a bit of the records."""
     max_failures_ever: PositiveInt = 50
-    """Number of failed questions of all runs together after which the site answers nothing until this is raised."""
+    """Number of such questions of all runs together after which the site answers nothing until this is raised."""
     max_questions: PositiveInt = 1000
     """Number of questions of a run that the site answers."""
     runs_per_day: PositiveInt = 100

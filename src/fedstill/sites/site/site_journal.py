@@ -14,7 +14,7 @@ accepted      run and ``spec`` of a question that the policy allows, its number,
 imported      run and ``history`` (SHA-256) of releases by another program, which are charged next
 charged       as asked, the number of the charge, its ``entry``, unit, epsilon, shares of budgets: before the release
 answered      as asked, ``reply`` (SHA-256), its bytes, its fields, the numbers of its charges
-refused       the same, ``reply``; of a foreign bundle, ``bundle`` (SHA-256)
+refused       the same, ``reply``; ``beyond`` if the ledger refused, after the step; of a foreign bundle, ``bundle``
 waiting       as refused: the operator has not approved the run
 failed        as refused; the reason may contain data
 signed        the fingerprint of a helper of masked sums, the number of sets it has signed: before a signature leaves
