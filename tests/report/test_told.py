@@ -18,6 +18,7 @@ import fedstill
 from fedstill import from_torch, methods
 from fedstill.cli import main
 from fedstill.data import cache, places, published, sources
+from fedstill.data.decode import Split
 from fedstill.data.names import KNOWN
 from fedstill.data.places import Reading
 from fedstill.experiment.config import Experiment
@@ -88,8 +89,23 @@ def test_published_data_are_known(real_data: Path, monkeypatch: pytest.MonkeyPat
     assert sources.load("digits").known
     monkeypatch.setenv("FEDSTILL_DATA", str(real_data))
     assert sources.load("mnist").known and share_out(Experiment(data="mnist", clients=3), None).drawn == ()
+    assert sources.load("mnist", Reading(size=14)).known and sources.load_raw("mnist", Reading(size=14)).known
     of_another_size = places.find("mnist", Reading(size=14))
     assert not published.is_published(of_another_size, cache.CacheEntry({}, {}), "")
+
+
+def test_records_that_a_cache_of_the_hub_has_are_published_by_their_content_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may write into the hub's cache can put own records there, under every known name."""
+    monkeypatch.delenv("FEDSTILL_DATA", raising=False)
+    monkeypatch.setattr(places, "read_hub", lambda *_: records)
+    images, labels = np.repeat(IMAGES[:, None], 3, 1), np.arange(120) % 10
+    records = Split(images, labels), Split(images[:30], labels[:30])
+    for name in [name for name in KNOWN if name != "digits"]:
+        for reading in (sources.AS_IT_IS, Reading(size=5)):
+            assert not sources.load(name, reading, tmp_path / "cache").known, name
+            assert not sources.load_raw(name, reading, cache_dir=tmp_path / "cache").known, name
 
 
 @pytest.mark.parametrize("change", ["train", "labels", "test", "in place"])

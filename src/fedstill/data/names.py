@@ -17,8 +17,8 @@ class Known:
         test: split on the hub that is the test set.
         normalisation: per-channel mean and standard deviation; None computes them from the train split.
         class_names: class names, for files that have none.
-        content: `fedstill.data.published.content` of the published records, by which a copy in a folder is known to be
-            these; empty if nobody computed it, so that copies count as somebody's own data.
+        content: `fedstill.data.published.content` of the published records, by which records are known to be these;
+            empty if nobody computed it, so that they count as somebody's own data.
     """
 
     hub: str | None
@@ -42,6 +42,7 @@ KNOWN: dict[str, Known] = {
         hub=None,
         normalisation=Normalisation((0.3056523391693256,), (0.3760556917068352,)),
         class_names=_TEN_DIGITS,
+        content="e2eaafebc4871d86ff026614f5f7ebe256100ba22133da9a6a020b182a2f0dd2",
     ),
     "mnist": Known(
         hub="ylecun/mnist",

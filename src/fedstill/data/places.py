@@ -62,8 +62,6 @@ class Source:
     read: Callable[[], Splits]
     known: Known | None = None
     reading: Reading = AS_IT_IS
-    published: bool = False
-    """Whether the loader itself had the records from where the data set known by this name is published."""
 
     @property
     def folder(self) -> str:
@@ -124,7 +122,7 @@ def _found(name: str, fit: Fit | None, label: Stated) -> Source:
     if known is not None and label is not None:
         raise ValueError(f"--label-column is {label!r}, but the classes of {name!r} are known; leave it out")
     if name == "digits":
-        return Source(name, "scikit-learn", f"{known} {version('scikit-learn')}", read_digits, known, published=True)
+        return Source(name, "scikit-learn", f"{known} {version('scikit-learn')}", read_digits, known)
     root = _root()
     is_path = name.startswith((".", "~", "/"))
     candidates = ([root / name] if root and not is_path else []) + ([] if known else [Path(name).expanduser()])
@@ -137,7 +135,7 @@ def _found(name: str, fit: Fit | None, label: Stated) -> Source:
         raise UnknownData(name)
     read = partial(read_hub, hub, known, name, fit, label)
     state = f"{known} hub {hub} {_READERS}"
-    return Source(name, f"hub {hub}", state, read, known, published=known is not None)
+    return Source(name, f"hub {hub}", state, read, known)
 
 
 def _reader(path: Path, known: Known | None, fit: Fit | None, label: Stated) -> Callable[[], Splits]:

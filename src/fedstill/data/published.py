@@ -1,7 +1,7 @@
 """What is public of a data set, by the loader's own knowledge: published records, and facts that no record decided.
 
-A name, a place, a folder or an object that somebody gives makes no record public. Published are the records that the
-loader itself had from where a known data set is published, and copies with the content that is known of it.
+A name, a place, a folder, a cache or an object that somebody gives makes no record public. Published are the records
+with the content that is known of a data set, wherever they come from.
 """
 
 import hashlib
@@ -41,13 +41,13 @@ _contents: dict[str, str] = {}
 
 
 def is_published(source: Source, entry: cache.CacheEntry, fingerprint: str) -> bool:
-    """Whether the records are those published under a known name: by their content, if it is known, or their place.
+    """Whether the records are those published under a known name, by their content, as they came.
 
     What the cache says of the content is not believed: it is computed from the records, once in a process.
     """
     stated = source.known.content if source.known is not None else ""
     if not stated or source.reading.size is not None:
-        return source.published
+        return False
     names = [f"{split}-{what}" for split in ("train", "test") for what in ("images", "labels")]
     if not all(name in entry.arrays for name in names):  # texts, or the records of one site
         return False

@@ -274,8 +274,8 @@ class DataSet:
         features: names of the columns of a table's vectors, in their order.
         held_out: whether the test records were drawn from the train records, so that each of these had a part in it.
         source: the fingerprint of the records from which a backbone made these; empty for records as they came.
-        known: whether the records are those that are published under the name of a known data set, by the loader's own
-            knowledge: a name that somebody gives makes no data public.
+        known: whether the records are those that are published under the name of a known data set, by their content: a
+            name that somebody gives, or a place, makes no data public.
         group: the column whose values stay on one side of every split; empty for none.
         copies: number of test records that equal a train record; None where nobody counted.
         origin: a sentence for each split on the files that it took.
@@ -350,7 +350,8 @@ def load(name_or_path: str, reading: Reading = AS_IT_IS, cache_dir: Path | None 
     source, entry, fingerprint = _cached(name_or_path, reading, cache_dir)
     if "mean" not in entry.facts:
         raise ValueError(f"the records of {name_or_path!r} are texts; turn them into vectors with --features")
-    found = data_set(entry, fingerprint, source.name, source.known, published=is_published(source, entry, fingerprint))
+    published = _is_published(source, entry, fingerprint, cache_dir)
+    found = data_set(entry, fingerprint, source.name, source.known, published=published)
     if found.known:
         _PLACES[fingerprint] = name_or_path, reading, cache_dir
     return found
@@ -402,6 +403,13 @@ def _cached(name_or_path: str, reading: Reading, cache_dir: Path | None) -> tupl
         return complete(*source.read(), source.name, source.known, reading)
 
     return source, *cache.cached(folder, source.state, made)
+
+
+def _is_published(source: Source, entry: cache.CacheEntry, fingerprint: str, cache_dir: Path | None) -> bool:
+    """Whether the records are published ones; of images of another size, whether those are that they were made from."""
+    if source.known is not None and source.known.content and source.reading.size is not None:
+        source, entry, fingerprint = _cached(source.name, replace(source.reading, size=None), cache_dir)
+    return is_published(source, entry, fingerprint)
 
 
 def data_set(
@@ -550,17 +558,17 @@ def load_raw(data: "str | DataSet", reading: Reading = AS_IT_IS, *, cache_dir: P
         own = data.class_names, data.columns, data.fingerprint, counted, data.held_out
         return Raw(data.name, train, test, *own, data.features, *facts, data.test_columns)
     source, entry, fingerprint = _cached(data, reading, cache_dir)
-    return _raw(source, entry, fingerprint)
+    return _raw(source, entry, fingerprint, published=_is_published(source, entry, fingerprint, cache_dir))
 
 
 def load_raw_part(path: str, reading: Reading = AS_IT_IS, *, cache_dir: Path) -> Raw:
     """A site's own records, which may be texts; arguments and errors as of `load_part`."""
     source = find(path, reading)
     entry, fingerprint = cache.cached(cache_dir / source.folder, source.state, lambda: _part(source))
-    return _raw(source, entry, fingerprint)
+    return _raw(source, entry, fingerprint, published=False)
 
 
-def _raw(source: Source, entry: cache.CacheEntry, fingerprint: str) -> Raw:
+def _raw(source: Source, entry: cache.CacheEntry, fingerprint: str, *, published: bool) -> Raw:
     def split(name: str) -> tuple[torch.Tensor | list[str], torch.Tensor]:
         labels = torch.from_numpy(entry.arrays[f"{name}-labels"])
         if f"{name}-images" not in entry.arrays:
@@ -569,7 +577,6 @@ def _raw(source: Source, entry: cache.CacheEntry, fingerprint: str) -> Raw:
 
     columns = {column: entry.arrays[f"column-{i}"] for i, column in enumerate(entry.facts.get("columns", ()))}
     names = tuple(entry.facts["class_names"])
-    published = is_published(source, entry, fingerprint)
     measured = measured_classes(names, source.known, published=published, found=bool(entry.notes.get(FOUND)))
     return Raw(
         source.name,

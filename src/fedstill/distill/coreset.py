@@ -15,9 +15,6 @@ import torch
 from jaxtyping import Float, Int64
 from numpy.typing import NDArray
 from pydantic import PositiveFloat, PositiveInt
-from sklearn.cluster import DBSCAN
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.mixture import GaussianMixture
 from torch import Tensor, nn
 
 from fedstill.base.records import Examples, Records
@@ -85,6 +82,9 @@ def centres(records: Records, total: int, settings: Coreset, rng: torch.Generato
 def _mixture(rows: NDArray[np.float64], count: int, settings: Coreset, seed: int) -> NDArray[np.float64]:
     if count >= len(rows):
         return rows
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.mixture import GaussianMixture  # imported here, as below, because it is slow to load
+
     mixture = GaussianMixture(
         count, covariance_type=settings.covariance, max_iter=settings.iterations, random_state=seed
     )
@@ -96,6 +96,8 @@ def _mixture(rows: NDArray[np.float64], count: int, settings: Coreset, seed: int
 
 
 def _clusters(rows: NDArray[np.float64], settings: Coreset) -> NDArray[np.float64]:
+    from sklearn.cluster import DBSCAN
+
     clusters = DBSCAN(eps=settings.eps, min_samples=settings.min_samples).fit(rows)
     core = np.zeros(len(rows), dtype=bool)
     core[clusters.core_sample_indices_] = True

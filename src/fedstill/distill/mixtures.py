@@ -6,8 +6,6 @@ from typing import Literal
 import torch
 from jaxtyping import Float, Float64
 from pydantic import NonNegativeFloat, PositiveInt
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
 from fedstill.base.settings import Settings
@@ -47,6 +45,9 @@ class Mixture(Settings):
         if len(wide) == 1:
             variances = torch.full((1, wide.shape[1]), _LEAST, dtype=torch.float64)
             return torch.ones(1, dtype=torch.float64), wide, self._packed(torch.diag_embed(variances))
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.mixture import GaussianMixture  # imported here because it is slow to load
+
         mixture = GaussianMixture(
             min(self.components, len(wide)),
             covariance_type=self.covariance,
