@@ -89,6 +89,7 @@ def run(
     names = (track,) if isinstance(track, str) else tuple(track)
     source = data if isinstance(data, DataSet) else None
     if isinstance(method, Job):
+        _check_schema(method.experiment.schema_file, source)
         if replies is not None:
             raise ValueError("a Job has its own task and clients' settings; give the method's name in its place")
         named = {"data": data} if isinstance(data, str) else {}
@@ -132,8 +133,17 @@ def _earlier(replies: RunRecord | str | Path, tune: bool) -> tuple[Path, bool]:
     return earlier, RunFolder(earlier).asked_sites
 
 
+def _check_schema(schema: str | None, data: DataSet | None) -> None:
+    if schema is not None and data is not None:
+        raise ValueError(
+            "schema_file is for a table, but the data set was read without it; give the table or its place"
+        )
+
+
 def _given(data: Any, settings: dict[str, Any]) -> tuple[DataSet | str | None, dict[str, Any]]:
     """The name or path of the data, or the data set of an object; the settings with a list's partition by client."""
+    if isinstance(data, DataSet):
+        _check_schema(settings.get("schema_file"), data)
     if data is None or isinstance(data, DataSet):
         return data, settings
     if isinstance(data, str | Path):

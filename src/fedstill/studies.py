@@ -18,6 +18,7 @@ from fedstill.attacks.release_policy import pass_gate
 from fedstill.audits import whole_runs
 from fedstill.audits.lower_bounds import Finding
 from fedstill.base.errors import InputError, front_door
+from fedstill.base.lookup import suggestion
 from fedstill.base.settings import Settings, sentence
 from fedstill.data import own
 from fedstill.data.names import KNOWN
@@ -55,11 +56,13 @@ class Evaluation:
         class_names: the model's classes.
         confusion: records by true (rows) and predicted class, int64 ``(C, C)``.
         scores: the true classes and the model's probabilities, for `fedstill.measures`.
+        told: sentences on what was read: values that were clipped or in no category, columns that were left out.
     """
 
     class_names: tuple[str, ...]
     confusion: NDArray[np.int64]
     scores: Scores
+    told: tuple[str, ...] = ()
 
     @property
     def records(self) -> int:
@@ -117,8 +120,8 @@ class Evaluation:
 
     @property
     def remarks(self) -> list[str]:
-        """What the accuracy does not say: classes that are never predicted, one class that explains it, few records."""
-        return caveats.of_model(self.confusion, lambda label: self.class_names[label])
+        """What was read, and what the accuracy hides: classes never predicted, one that explains it, few records."""
+        return [*self.told, *caveats.of_model(self.confusion, lambda label: self.class_names[label])]
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,10 +131,12 @@ class NumberEvaluation:
     Attributes:
         target: name of the number.
         numbers: true and predicted numbers, and the persons, for `fedstill.evaluation`.
+        told: as of `Evaluation`.
     """
 
     target: str
     numbers: Numbers
+    told: tuple[str, ...] = ()
 
     @property
     def records(self) -> int:
@@ -145,8 +150,8 @@ class NumberEvaluation:
 
     @property
     def remarks(self) -> list[str]:
-        """Nothing: sentences on what an accuracy hides are for classes."""
-        return []
+        """What was read: sentences on what an accuracy hides are for classes."""
+        return [*self.told]
 
     def measures(self) -> "DataFrame":
         """``rmse``, ``mae`` and ``r2``, a row each as of `Evaluation.measures`."""
@@ -209,10 +214,10 @@ def evaluate(
             raise ValueError("positive and threshold are for two classes, but the model predicts a number; drop them")
         if isinstance(folder, Trained):
             raise ValueError("a number is judged by its run's schema; give the run or its folder in place of the model")
-        return _judge_numbers(found, data, _Past.of(read_run(folder)), group)
+        return _judge_numbers(found, data, _Past.of(read_run(folder)), label_column, group)
     size = found.shape[-1] if len(found.shape) == 3 and found.features is None else None
     run = None if isinstance(folder, Trained) else _Past.of(read_run(folder))
-    records, labels, names, columns, persons = _judged(data, run, label_column, size, group)
+    records, labels, names, columns, persons, told = _judged(data, run, label_column, size, group)
     if not len(labels):
         raise ValueError("the data have 0 records; accuracy needs at least 1")
     if not names:
@@ -240,7 +245,7 @@ def evaluate(
     likely = np.asarray(found.predict_proba(records), dtype=np.float64)
     scores = Scores(found.class_names, true, likely, persons, sign, threshold)
     counts = np.bincount(true * classes + scores.predicted, minlength=classes**2).reshape(classes, classes)
-    return Evaluation(found.class_names, counts, scores)
+    return Evaluation(found.class_names, counts, scores, told)
 
 
 @front_door
@@ -417,49 +422,95 @@ class _Past(NamedTuple):
         return self.experiment.reading_by(self.schema)
 
 
-def _judged(
-    data: Any, run: _Past | None, label: str | None, size: int | None, group: str | None
-) -> tuple[Any, NDArray[np.int64], tuple[str, ...], tuple[str, ...], NDArray[Any] | None]:
-    """Records, labels, names of classes (none if labels are numbers), columns and persons to judge a model by."""
+class _Labelled(NamedTuple):
+    """Records to judge a model by.
+
+    Attributes:
+        records: images, vectors or texts.
+        labels: their classes; of numbers, empty.
+        class_names: names of the classes; none if labels are numbers.
+        columns: names of the columns of vectors.
+        persons: the person of each record; None where nobody is known.
+        told: sentences on what was read.
+    """
+
+    records: Any
+    labels: NDArray[np.int64]
+    class_names: tuple[str, ...]
+    columns: tuple[str, ...]
+    persons: NDArray[Any] | None
+    told: tuple[str, ...]
+
+
+def _judged(data: Any, run: _Past | None, label: str | None, size: int | None, group: str | None) -> _Labelled:
+    """Records to judge a model of classes by; ``size`` is that of its images."""
     schema = None if run is None else run.schema
-    group = group or (None if schema is None else schema.group)
-    if isinstance(data, str | Path):
-        trained = run is not None and _is_same(data, run.experiment.data)
+    trained = _check_columns(data, run, label)
+    if isinstance(data, str | Path) and (trained or str(data) in KNOWN):
         reading = run.reading if run is not None and trained else Reading(label=label, size=size)
-        if trained or str(data) in KNOWN:
-            data = load_raw(place_of(data), reading)
+        data = load_raw(place_of(data), reading)
     if isinstance(data, DataSet):
         data = load_raw(data)
     if isinstance(data, Raw):
         records, labels = data.test
         images = records if isinstance(records, list) else records.numpy()
-        return images, labels.numpy(), data.class_names, data.features, data.test_columns.get(group or "")
+        persons, told = _persons(data.test_columns, run, group, data.group)
+        return _Labelled(images, labels.numpy(), data.class_names, data.features, persons, (*data.remarks, *told))
     reading = Reading(label=label, size=size if isinstance(data, str | Path) else None, schema=schema)
     split = own.records_of(data, reading)
-    persons = split.columns.get(group or "")
-    if group is not None and persons is None and schema is None:
-        raise ValueError(f"the data have no column {group!r}; name the one with the person of each record")
+    persons, told = _persons(split.columns, run, group)
     images = split.images.tolist() if split.texts else split.images
-    return images, split.labels, split.class_names, split.features, persons
+    return _Labelled(images, split.labels, split.class_names, split.features, persons, (*split.remarks, *told))
 
 
-def _judge_numbers(model: Trained, data: Any, run: _Past, group: str | None) -> NumberEvaluation:
+def _check_columns(data: Any, run: _Past | None, label: str | None) -> bool:
+    """Whether the data are the run's own; raises if they were read otherwise than the run reads.
+
+    Raises:
+        ValueError: ``label`` is another column than the run's, or a data set was read without the run's schema.
+    """
+    if run is None:
+        return False
+    trained = isinstance(data, str | Path) and _is_same(data, run.experiment.data)
+    expected = run.schema.target if run.schema is not None else run.experiment.label_column
+    if label not in (None, expected) and (trained or run.schema is not None):
+        where = "a column with a usual name" if expected is None else repr(expected)
+        raise ValueError(f"label_column is {label!r}, but the run read its classes from {where}; leave it out")
+    if isinstance(data, DataSet) and run.schema is not None:
+        raise ValueError("the data set was read without the run's schema; give the table, or its place")
+    return trained
+
+
+def _persons(
+    columns: Mapping[str, NDArray[Any]], run: _Past | None, stated: str | None, usual: str = ""
+) -> tuple[NDArray[Any] | None, tuple[str, ...]]:
+    """The person of each record, by the column that is ``stated``, or the run's; and a sentence if that is absent."""
+    of_run = None if run is None else (run.schema.group if run.schema else run.experiment.group)
+    group = stated or of_run or usual
+    if group in ("", "none") or group in columns:
+        return columns.get(group), ()
+    if stated is not None:
+        near = suggestion(stated, columns)
+        raise ValueError(f"the data have no column {stated!r}{near or '; name the one with the person of each record'}")
+    return None, (f"the data have no column {group!r}, so that intervals are of records, not of persons",)
+
+
+def _judge_numbers(model: Trained, data: Any, run: _Past, label: str | None, group: str | None) -> NumberEvaluation:
     """The errors of a model on records that the run's schema reads."""
     assert model.target is not None
-    reading = Reading(schema=run.schema, group=group)
-    if isinstance(data, str | Path) and _is_same(data, run.experiment.data):
-        data = load(place_of(data), run.reading)
-    if isinstance(data, DataSet):
-        images, targets, columns = data.test.images.numpy(), data.test.targets, data.test_columns
-        true = None if targets is None else targets.numpy()
+    if _check_columns(data, run, label):
+        loaded = load(place_of(data), run.reading)
+        images, targets, told = loaded.test.images.numpy(), loaded.test.targets, loaded.remarks
+        true, columns = None if targets is None else targets.numpy(), loaded.test_columns
     else:
-        split = own.records_of(data, reading)
-        images, true, columns = split.images, split.targets, split.columns
+        split = own.records_of(data, Reading(schema=run.schema, group=group))
+        images, true, columns, told = split.images, split.targets, split.columns, split.remarks
     if true is None or not len(true):
         raise ValueError(f"the data have no numbers {model.class_names[0]!r}; give a table that the run's schema reads")
-    persons = columns.get(group or (run.schema.group if run.schema else None) or "")
+    persons, more = _persons(columns, run, group)
     said = np.asarray(model.predict(images), dtype=np.float64)
-    return NumberEvaluation(model.class_names[0], Numbers(in_unit(true, model.target), said, persons))
+    numbers = Numbers(in_unit(true, model.target), said, persons)
+    return NumberEvaluation(model.class_names[0], numbers, (*told, *more))
 
 
 def _is_same(one: str | Path, other: str) -> bool:

@@ -239,7 +239,7 @@ def judge(words: list[str], judged: "Judged", form: "Format") -> None:
     if form.json_:
         rows = {row.measure: {"value": row.value, "low": row.low, "high": row.high} for row in measures.itertuples()}
         calibration = {"calibration": found.scores.calibration()} if isinstance(found, studies.Evaluation) else {}
-        print_json({"records": found.records, "measures": rows, **calibration})
+        print_json({"records": found.records, "measures": rows, **calibration, "remarks": found.remarks})
         return
     who = "persons" if found.persons is not None else "records"
     shown = [[row.measure.replace("_", " "), *_shown(row.value, row.low, row.high)] for row in measures.itertuples()]

@@ -87,7 +87,7 @@ def from_table(
     *,
     image: Sequence[str],
     label: Sequence[str],
-    folder: Path = Path(),
+    folder: Path | None = Path(),
     fit: Fit | None = None,
     schema: TableSchema | None = None,
 ) -> Split:
@@ -99,7 +99,7 @@ def from_table(
         where: name of the split for error messages.
         image: possible names of the image column, best first; without one, records are vectors or texts.
         label: possible names of the label column, best first.
-        folder: base folder of relative image paths.
+        folder: base folder of relative image paths; None if each image has its bytes.
         fit: makes pictures of any size and depth alike; without it, images that are not are refused.
         schema: the schema that has made the columns (`TableSchema.encode`).
 
@@ -251,7 +251,7 @@ def _classes(table: "pa.Table", name: str, where: str) -> tuple[NDArray[np.int64
         raise ValueError(f"column {name!r} of {where} has bytes, but classes are names or integers; decode it to texts")
     if not pa.types.is_integer(column.type):
         raise no_classes(f"column {name!r} of {where} has type {column.type}")
-    return column.to_numpy().astype(np.int64), _class_names(table.schema.metadata, name), False
+    return column.to_numpy().astype(np.int64), class_names_of(table.schema.metadata, name), False
 
 
 def _label_column(table: "pa.Table", names: Sequence[str], where: str) -> str:
@@ -264,7 +264,7 @@ def _label_column(table: "pa.Table", names: Sequence[str], where: str) -> str:
     )
 
 
-def _class_names(metadata: dict[bytes, bytes] | None, label: str) -> tuple[str, ...]:
+def class_names_of(metadata: dict[bytes, bytes] | None, label: str) -> tuple[str, ...]:
     """The names in the ``ClassLabel`` feature that ``datasets`` writes into the schema; empty without one."""
     try:
         found: Any = json.loads((metadata or {}).get(b"huggingface", b"{}"))
@@ -275,7 +275,7 @@ def _class_names(metadata: dict[bytes, bytes] | None, label: str) -> tuple[str, 
     return tuple(map(nfc, found)) if isinstance(found, list) and all(isinstance(name, str) for name in found) else ()
 
 
-def _decode(cells: Iterable[Any], count: int, where: str, folder: Path, fit: Fit | None) -> NDArray[np.uint8]:
+def _decode(cells: Iterable[Any], count: int, where: str, folder: Path | None, fit: Fit | None) -> NDArray[np.uint8]:
     """Decode ``count`` images to ``(n, c, h, w)``; the first one sets the size and the number of channels.
 
     There is one thread, since a pool takes 1.7 times as long for images of 32 x 32 (waiting for the interpreter lock).
@@ -287,7 +287,9 @@ def _decode(cells: Iterable[Any], count: int, where: str, folder: Path, fit: Fit
         if encoded is None and path is None:
             raise ValueError(f"{name} is missing; drop the record or add its image")
         name += f" ({path})" if path else ""
-        image = pictures.opened(encoded if encoded is not None else folder / str(path), name)
+        if encoded is None and folder is None:
+            raise ValueError(f"{name} has a path alone, whose file may change unseen; write its bytes into the table")
+        image = pictures.opened(encoded if encoded is not None else (folder or Path()) / str(path), name)
         pixels = fit(image, name) if fit else pictures.exact(image, name)
         if images is None:
             height, width, channels = pixels.shape

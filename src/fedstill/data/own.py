@@ -220,8 +220,8 @@ def records_of(data: Any, reading: Reading = AS_IT_IS) -> Split:
 def _is_pair(data: Sequence[Any]) -> bool:
     """Whether a sequence of two is records and their labels, not two clients' data sets."""
     if len(data) == 2 and _is_frame(data[0]) and isinstance(data[1], str):
-        return data[1] in _table(data[0]).column_names  # else the path of another client's data
-    if len(data) == 2 and _is_frame(data[0]) and not hasattr(data[1], "columns"):
+        return data[1] in table(data[0], "the data").column_names  # else the path of another client's data
+    if len(data) == 2 and _is_frame(data[0]) and not _is_frame(data[1]) and not hasattr(data[1], "columns"):
         return np.ndim(data[1]) == 1  # a frame of features and a column of classes
     if len(data) != 2 or any(_is_frame(part) or isinstance(part, Dataset | str | Path) for part in data):
         return False
@@ -249,13 +249,11 @@ def _splits(data: Any, where: str, reading: Reading) -> tuple[Split, Split | Non
         saved = data if isinstance(data, Mapping) else {"train": data}
         return read_datasets(lambda: saved, where, reading.schema or reading.label)
     if isinstance(data, tuple | list) and len(data) == 2 and _is_frame(data[0]):
-        if isinstance(data[1], str):
-            return read_frame(_table(data[0]), where, data[1]), None
-        label = reading.label or "label"
-        table = _table(data[0]).append_column(label, [np.asarray(data[1])])
-        return read_frame(table, where, label), None
+        return _read_pair(table(data[0], where), data[1], where, reading)
     if _is_frame(data):
-        return read_frame(_table(data), where, reading.schema or reading.label), None
+        return read_frame(table(data, where), where, reading.schema or reading.label)
+    if reading.schema is not None:
+        raise ValueError(f"the schema describes the columns of a table, which {where} have not; give a table")
     if isinstance(data, Dataset) or (isinstance(data, tuple | list) and len(data) == 2):
         return _split(data if isinstance(data, Dataset) else (data[0], data[1]), where, (), {}), None
     shape = f" of shape {tuple(data.shape)}" if hasattr(data, "shape") else ""
@@ -266,8 +264,33 @@ def _splits(data: Any, where: str, reading: Reading) -> tuple[Split, Split | Non
     )
 
 
-def _table(frame: Any) -> "pa.Table":
-    """A frame as an Arrow table, without its index."""
+def _read_pair(given: "pa.Table", labels: Any, where: str, reading: Reading) -> tuple[Split, Split | None]:
+    """The splits of a table, and of the name of its column of classes or the classes themselves."""
+    import pyarrow as pa
+
+    schema = reading.schema
+    if isinstance(labels, str):
+        if schema is not None and labels != schema.target:
+            raise ValueError(f"the classes of {where} are in {labels!r}, but the schema's are in {schema.target!r}")
+        return read_frame(given, where, schema or labels)
+    name = schema.target if schema is not None else reading.label or "label"
+    if name in given.column_names:
+        raise ValueError(
+            f"{where} have a column {name!r} beside the classes that were given with them; drop it, or give its name"
+        )
+    try:
+        column = pa.array(np.asarray(labels))
+    except pa.ArrowException as error:
+        raise ValueError(f"the labels of {where} have several types; give all as numbers or all as names") from error
+    return read_frame(given.append_column(name, column), where, schema or name)
+
+
+def table(frame: Any, where: str) -> "pa.Table":
+    """A pandas, polars or Arrow frame as an Arrow table, without its index.
+
+    Raises:
+        ValueError: a column has values of several types, or numbers of more than 64 bits; without a value.
+    """
     import pyarrow as pa
 
     if isinstance(frame, pa.Table):
@@ -275,7 +298,38 @@ def _table(frame: Any) -> "pa.Table":
     if hasattr(frame, "to_arrow"):  # polars
         found: pa.Table = frame.to_arrow()
         return found
-    return pa.Table.from_pandas(frame, preserve_index=False)
+    try:
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    except (pa.ArrowException, OverflowError) as error:
+        raise ValueError(f"{where} have {_mixed(frame)}; give each column one type, and numbers of 64 bits") from error
+
+
+def _mixed(frame: Any) -> str:
+    """Words on the first column of a pandas frame that Arrow cannot take; its message may have a value."""
+    import pyarrow as pa
+
+    for name in frame.columns:
+        try:
+            pa.array(frame[name], from_pandas=True)
+        except (pa.ArrowException, OverflowError):
+            return f"a column {str(name)!r} of several types, or of numbers of more than 64 bits"
+    return "a column that no table can have"
+
+
+def _named(parts: Sequence[Split]) -> tuple[tuple[str, ...], list[Split]]:
+    """The names of classes that have numbers, as the first client states them, and all parts numbered by them."""
+    names = next((part.class_names for part in parts if part.class_names), ())
+    numbered = []
+    for i, part in enumerate(parts):
+        if part.class_names and part.class_names != names and part.targets is None:
+            if sorted(part.class_names) != sorted(names):
+                raise ValueError(
+                    f"client {i}'s classes are {', '.join(part.class_names)}, but another client's "
+                    f"{', '.join(names)}; give all the same"
+                )
+            part = part.numbered(names)
+        numbered.append(part)
+    return names, numbered
 
 
 def _joined(splits: Sequence[Split], *, marked: bool = False) -> Split:
@@ -285,6 +339,8 @@ def _joined(splits: Sequence[Split], *, marked: bool = False) -> Split:
         raise ValueError("the labels of some clients' data are names, those of others numbers; give all the same kind")
     names = tuple(in_order(name for split in splits for name in split.class_names)) if first.is_text else ()
     parts = [split.numbered(names) if names else split for split in splits]
+    if not names:
+        names, parts = _named(parts)
     ordered = []
     for i, part in enumerate(parts):
         if part.images.shape[1:] != first.images.shape[1:] or {*part.features} != {*first.features}:
@@ -304,7 +360,7 @@ def _joined(splits: Sequence[Split], *, marked: bool = False) -> Split:
     return Split(
         images,
         labels,
-        names or first.class_names,
+        names,
         columns,
         first.is_text,
         first.features,

@@ -19,7 +19,7 @@ from fedstill.data.table_schema import TableSchema
 
 LARGEST = 4096
 """Largest height and width of resized images, in pixels."""
-_READERS = 6
+_READERS = 7
 """Version of the readers of files: increased if the same files give other records or columns than before."""
 
 
@@ -159,9 +159,17 @@ def local_copy(name: str) -> Path | None:
     return root / name if root and (root / name).exists() else None
 
 
+def own_place(name: str) -> Path | None:
+    """The file or folder here that a name stands for in `fedstill.data.sources.load`; None for a known data set."""
+    if name in KNOWN:
+        return None
+    found = local_copy(name) or Path(name).expanduser()
+    return found.resolve() if found.exists() else None
+
+
 def is_own(name: str) -> bool:
     """Whether a name that `fedstill.data.sources.load` takes is that of a file or folder here, no known data set's."""
-    return name not in KNOWN and (local_copy(name) is not None or Path(name).expanduser().exists())
+    return own_place(name) is not None
 
 
 def _files_state(path: Path) -> str:

@@ -16,6 +16,7 @@ from fedstill.base.lookup import nfc
 from fedstill.data import image_folder, vectors, walk
 from fedstill.data.decode import (
     Split,
+    class_names_of,
     composed,
     from_table,
     no_classes,
@@ -112,11 +113,27 @@ def unified(root: Path, files: Sequence[tuple[Path, str]], label: Stated = None)
                 f"{str(here)!r} of {str(root)!r} has the column {column!r}, but {str(there)!r} has not; give all files "
                 "of a split the same columns"
             )
+        if tables:
+            _check_names(root, file, table, files[0][0], tables[0])
         tables.append(table.select(tables[0].column_names) if tables else table)
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
         raise _other_type(root, files, tables) from error
+
+
+def _check_names(root: Path, file: Path, table: "pa.Table", first: Path, other: "pa.Table") -> None:
+    """Refuse a file whose classes have other numbers than those of the first one, by the names that both state."""
+    for column in table.column_names:
+        here, there = (class_names_of(one.schema.metadata, column) for one in (table, other))
+        if here and there and here != there:
+            at = next((i for i, pair in enumerate(zip(here, there, strict=False)) if pair[0] != pair[1]), None)
+            at = min(len(here), len(there)) if at is None else at
+            said, before = (repr(names[at]) if at < len(names) else "no class" for names in (here, there))
+            raise ValueError(
+                f"class {at} of the column {column!r} is {said} in {str(file)!r} of {str(root)!r}, but {before} in "
+                f"{str(first)!r}; write all files with one list of classes (ClassLabel)"
+            )
 
 
 def _other_type(root: Path, files: Sequence[tuple[Path, str]], tables: Sequence["pa.Table"]) -> ValueError:
@@ -161,7 +178,7 @@ def read_table(path: Path, label: Stated = None) -> "pa.Table":
 def read_parquet(path: Path, fit: Fit | None = None, label: Stated = None) -> Splits:
     """One parquet or CSV file, without a test split."""
     return _read_tables(
-        {"train": repr(path.name)}, lambda _: read_table(path, label), str(path), None, path.parent, fit, label
+        {"train": repr(path.name)}, lambda _: read_table(path, label), str(path), None, None, fit, label
     )
 
 
@@ -209,19 +226,9 @@ def read_datasets(load: "Callable[[], Mapping[str, datasets.Dataset]]", where: s
     return _read_datasets(load, where, None, "give a datasets.Dataset or DatasetDict", None, label)
 
 
-def read_frame(table: "pa.Table", where: str, label: Stated) -> Split:
+def read_frame(table: "pa.Table", where: str, label: Stated) -> Splits:
     """An Arrow table in memory; ``label`` is the column of classes, if it is stated."""
-    plain, told = plain_types(table), tuple[str, ...]()
-    if isinstance(label, TableSchema):
-        plain, told = label.encode(plain, where)
-    found = from_table(
-        plain,
-        where,
-        image=_IMAGE_COLUMNS,
-        label=labels_of(None, label),
-        schema=label if isinstance(label, TableSchema) else None,
-    )
-    return replace(found, remarks=(*told, *found.remarks))
+    return _read_tables({"train": where}, lambda _: plain_types(table), where, None, Path(), None, label)
 
 
 def _is_reachable(hub: str) -> bool:
@@ -282,7 +289,7 @@ def _read_tables(
     table: Callable[[str], "pa.Table"],
     where: str,
     known: Known | None,
-    place: walk.Walk | Path,
+    place: walk.Walk | Path | None,
     fit: Fit | None,
     label: Stated,
 ) -> Splits:
@@ -293,13 +300,13 @@ def _read_tables(
         table: gives the rows of a split.
         where: the source, for error messages.
         known: facts about it.
-        place: the folder of relative paths of images, or what lies below it.
+        place: the folder of relative paths of images, or what lies below it; None if each image has its bytes.
         fit: makes pictures alike.
         label: the column of the classes, if it is stated.
     """
     taken, table = _by_column(taken, table)
     train, test = _chosen(list(taken), where, known)
-    folder = place if isinstance(place, Path) else place.root
+    folder = place.root if isinstance(place, walk.Walk) else place
     columns: list[str] = []
 
     def read(split: str) -> Split:
@@ -323,7 +330,7 @@ def _read_tables(
 
     rest = [f"{name!r} ({taken[name]})" for name in taken if name not in (train, test)]
     remarks = (f"not used: the split{'s' * (len(rest) > 1)} {', '.join(rest)}",) if rest else ()
-    if not isinstance(place, Path) and place.unread:
+    if isinstance(place, walk.Walk) and place.unread:
         remarks = (*remarks, place.unread)
     first = read(train)
     first = replace(first, remarks=(*first.remarks, *remarks))
@@ -349,11 +356,24 @@ def _by_column(
             continue
         words = [word for word in pc.unique(rows[name]).to_pylist() if word is not None]
         splits = {word: walk.SPLITS.get(word.casefold().strip()) for word in words}
-        if len(words) > 1 and None not in splits.values() and "train" in splits.values() and not rows[name].null_count:
+        if "train" in splits.values() and (len(words) > 1 or rows[name].null_count):
+            _check_words(name, splits, rows[name].null_count, taken[only])
             parts = {word: rows.filter(pc.equal(rows[name], word)).drop_columns([name]) for word in words}
             told = {word: f"{taken[only]}, column {name!r} = {word!r}" for word in words}
             return told, parts.__getitem__
     return taken, {only: rows}.__getitem__
+
+
+def _check_words(name: str, splits: Mapping[str, str | None], gaps: int, where: str) -> None:
+    """Refuse a column of splits with other words or gaps beside: whose records would be trained on, nobody knows."""
+    other = next((word for word, split in splits.items() if split is None), None)
+    if other is not None or gaps:
+        has = f"{gaps} gaps" if other is None else f"{other!r}"
+        raise ValueError(
+            f"the column {name!r} of {where} tells splits, but has {has} beside "
+            f"{', '.join(repr(word) for word, split in splits.items() if split)}; write train, validation or test in "
+            "each row, or rename the column"
+        )
 
 
 def _chosen(names: Sequence[str], where: str, known: Known | None) -> tuple[str, str | None]:
@@ -430,6 +450,11 @@ def read_npz(path: Path, label: Stated = None) -> tuple[Split, Split | None]:
             "rename them"
         )
     test = _split(arrays, "test", path)
+    read = {name for pairs in _NAMES.values() for pair in pairs for name in pair}
+    if left := [name for name in arrays if name not in read and name not in train.columns]:
+        train = replace(
+            train, remarks=(*train.remarks, f"not read: the array{'s' * (len(left) > 1)} {', '.join(left)}")
+        )
     return (train, None) if test is None else with_all_names(train, test, str(path))
 
 

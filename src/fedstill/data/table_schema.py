@@ -22,8 +22,10 @@ follow from it, the same at every site, so that nothing of them is measured from
 import csv
 import hashlib
 import io
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from datetime import date
 from pathlib import Path
@@ -31,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 from typing_extensions import override
 
 from fedstill.base.lookup import nfc, suggestion
@@ -67,6 +69,11 @@ class Column(Settings):
     outside: Literal["refuse", "clip", "other"] = "refuse"
     """What becomes of a value outside of ``range`` (clip it) or ``values`` (a category of its own)."""
 
+    @field_validator("values")
+    @classmethod
+    def _composed(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(nfc(value.strip()) for value in values)  # as cells are
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
         ranged = self.kind in ("number", "date")
@@ -86,7 +93,16 @@ class Column(Settings):
                 raise ValueError(f"the range {list(self.range or ())} is empty; give the least value, then the largest")
         if self.missing is not None and self.kind == "category" and self.missing not in (*self.values, "other"):
             raise ValueError(f"missing is {self.missing!r}, which is not one of the values")
+        if self.missing is not None and self.kind == "boolean" and str(self.missing).lower() not in _TRUE | _FALSE:
+            raise ValueError(f"missing is {self.missing!r}, which is neither true nor false")
+        if self.outside == "other" and "other" in self.values:
+            raise ValueError("values has 'other', and outside = 'other' makes a second one; rename the category")
         return self
+
+    @property
+    def is_true(self) -> bool:
+        """Whether a gap of a boolean column counts as true."""
+        return str(self.missing).lower() in _TRUE
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -132,6 +148,9 @@ class TableSchema(Settings):
         for name in (self.target, self.group, self.site):
             if name in self.columns:
                 raise ValueError(f"{name!r} is a column of the model, and the target, the group or the site; drop one")
+        names = [*self.features, *dict.fromkeys(filter(None, (self.target, self.group, self.site)))]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"two columns would be called {twice!r}, one of them made of another; rename a column")
         return self
 
     def _check_range(self, bounds: tuple[float, float]) -> None:
@@ -179,6 +198,19 @@ class TableSchema(Settings):
             own = [f"{name}={value}" for value in (*column.values, *["other"] * (column.outside == "other"))]
         return [*own, *[f"{name} is missing"] * (column.missing is not None)]
 
+    def vectors(self, table: "pa.Table", where: str) -> NDArray[np.float32]:
+        """The vectors ``(n, d)`` of rows that need no target, group or site; arguments and errors as of `encode`."""
+        _check_present([*self.columns], table, where)
+        columns = self._encoded(table.select([*self.columns]).to_pandas(), where, [])
+        return np.stack([columns[name].astype(np.float32) for name in self.features], 1)
+
+    def _encoded(self, frame: "pd.DataFrame", where: str, remarks: list[str]) -> dict[str, NDArray[Any]]:
+        found: dict[str, NDArray[Any]] = {}
+        for name, column in self.columns.items():
+            parts = _encoded(frame[name], column, f"column {name!r} of {where}", remarks)
+            found |= dict(zip(self._names(name), parts, strict=True))
+        return found
+
     def encode(self, table: "pa.Table", where: str) -> tuple["pa.Table", tuple[str, ...]]:
         """A table of numbers, the target, the group and the site; and sentences on values that were clipped.
 
@@ -193,17 +225,10 @@ class TableSchema(Settings):
         import pyarrow as pa
 
         needed = [*self.columns, self.target, *filter(None, (self.group, self.site))]
-        if absent := [name for name in needed if name not in table.column_names]:
-            near = suggestion(absent[0], table.column_names)
-            raise ValueError(
-                f"{where} has no column {absent[0]!r}, which the schema names{near or '; rename one of them'}"
-            )
+        _check_present(needed, table, where)
         frame = table.select(list(dict.fromkeys(needed))).to_pandas()
         remarks: list[str] = []
-        found: dict[str, Any] = {}
-        for name, column in self.columns.items():
-            parts = _encoded(frame[name], column, f"column {name!r} of {where}", remarks)
-            found |= dict(zip(self._names(name), parts, strict=True))
+        found: dict[str, Any] = self._encoded(frame, where, remarks)
         target = f"column {self.target!r} of {where}"
         if self.range is None:
             found[self.target] = _target(frame[self.target], self.classes, target)
@@ -211,29 +236,52 @@ class TableSchema(Settings):
             numbers = Column(kind="number", range=self.range, outside=self.outside)
             found[self.target] = _target_numbers(frame[self.target], numbers, target, remarks)
         for name in dict.fromkeys(filter(None, (self.group, self.site))):
-            found[name] = _texts(frame[name]).fillna("").to_list()
+            found[name] = _places(frame[name], f"column {name!r} of {where}")
         left = [name for name in table.column_names if name not in needed]
         if left:
             remarks.append(f"not in the schema, so not read: {', '.join(left[:8])}{', ...' * (len(left) > 8)}")
         return pa.table(found), tuple(remarks)
 
 
-def _texts(values: "pd.Series[Any]") -> "pd.Series[Any]":
-    """Values as texts in composed letters without outer blanks, whole numbers without a fraction; gaps are None."""
+def _check_present(needed: Sequence[str], table: "pa.Table", where: str) -> None:
+    if absent := next((name for name in needed if name not in table.column_names), None):
+        near = suggestion(absent, table.column_names)
+        raise ValueError(f"{where} has no column {absent!r}, which the schema names{near or '; rename one of them'}")
+
+
+def _texts(values: "pd.Series[Any]", words: Collection[str] = ()) -> "pd.Series[Any]":
+    """Values as texts in composed letters without outer blanks, whole numbers without a fraction; gaps are None.
+
+    ``words`` are no gaps, whatever else they stand for elsewhere: a schema has them as values.
+    """
     import pandas as pd
 
     if pd.api.types.is_bool_dtype(values):
         values = values.map({True: "true", False: "false"})
     elif pd.api.types.is_float_dtype(values):
-        whole = values.dropna()
-        if (whole == whole.round()).all():
-            values = values.astype("Int64")
+        values = values.map(_number_text, na_action="ignore")
     texts = values.astype("string").str.strip().map(nfc, na_action="ignore")
-    return texts.mask(texts.str.lower().isin(_GAPS))
+    return texts.mask(texts.str.lower().isin(_GAPS) & ~texts.isin([*words]))
+
+
+def _number_text(value: float) -> str:
+    return str(int(value)) if math.isfinite(value) and value == int(value) else repr(float(value))
+
+
+def _places(values: "pd.Series[Any]", where: str) -> list[str]:
+    """The site or the person of each record."""
+    texts = _texts(values)
+    if gaps := int(texts.isna().sum()):
+        raise ValueError(
+            f"{where} has {gaps} gaps, and those records would be one site's or one person's; give each its own, or "
+            "drop them"
+        )
+    found: list[str] = texts.to_list()
+    return found
 
 
 def _target(values: "pd.Series[Any]", classes: Sequence[str], where: str) -> list[str]:
-    texts = _texts(values)
+    texts = _texts(values, classes)
     if texts.isna().any():
         raise ValueError(f"{where} has {int(texts.isna().sum())} gaps; drop the records without a class")
     if wrong := sorted(set(texts) - set(classes)):
@@ -267,9 +315,9 @@ def _encoded(values: "pd.Series[Any]", column: Column, where: str, remarks: list
         known = texts.isin(_TRUE | _FALSE).to_numpy() | gaps
         if not known.all():
             raise ValueError(f"{where} has {values[~known].iloc[0]!r}, which is neither true nor false")
-        yield np.where(gaps, float(bool(column.missing)), texts.isin(_TRUE).to_numpy(dtype=float)).astype(np.float32)
+        yield np.where(gaps, float(column.is_true), texts.isin(_TRUE).to_numpy(dtype=float)).astype(np.float32)
     else:
-        texts = _texts(values)
+        texts = _texts(values, column.values)
         gaps = texts.isna().to_numpy()
         filled = texts.fillna(str(column.missing)) if column.missing is not None else texts
         unknown = ~filled.isin(column.values).to_numpy() & ~(gaps & (column.missing is None))
@@ -389,9 +437,20 @@ def read_csv(path: Path, *, as_text: bool) -> "pa.Table":
         raise ValueError(
             f"{str(path)!r} is not UTF-8 (byte {error.start}); save it again as 'CSV UTF-8', as spreadsheets call it"
         ) from error
-    separator, names = _header(text, path)
+    text = text.lstrip("\r\n")
+    text = text if "\n" in text else text.replace("\r", "\n")
+    try:
+        separator, header = _header(text, path)
+        if '"' in text:  # Arrow takes the rest of a file for a cell whose quote nobody closes
+            deque(csv.reader(io.StringIO(text), delimiter=separator, strict=True), maxlen=0)
+    except csv.Error as error:
+        raise ValueError(
+            f"{str(path)!r} cannot be read as CSV ({error}); give each quoted cell a quote at both of its ends, and "
+            "double those within"
+        ) from error
+    names = _names(header, path)
     decimal = "," if separator == ";" and re.search(r";\s*-?\d+,\d", text[:_SNIFFED]) else "."
-    types = dict.fromkeys(names, pa.string()) if as_text else None
+    types = dict.fromkeys(header, pa.string()) if as_text else None
     try:
         table = arrow.read_csv(
             io.BytesIO(text.encode()),
@@ -412,17 +471,22 @@ def read_csv(path: Path, *, as_text: bool) -> "pa.Table":
 
 
 def _header(text: str, path: Path) -> tuple[str, list[str]]:
-    """The separator and the names of the columns."""
+    """The separator and the cells of the first row."""
     first = next(csv.reader(io.StringIO(text[:_SNIFFED]), delimiter="\x00"), [""])[0] if text.strip() else ""
     separator = max(",;\t|", key=first.count)
     if not first.count(separator):
         raise ValueError(f"{str(path)!r} has one column ({first[:40]!r}); separate columns by commas or semicolons")
-    names = [nfc(name.strip()) for name in next(csv.reader(io.StringIO(text[:_SNIFFED]), delimiter=separator))]
+    return separator, next(csv.reader(io.StringIO(text), delimiter=separator))
+
+
+def _names(header: Sequence[str], path: Path) -> list[str]:
+    """The names of the columns."""
+    names = [nfc(name.strip()) for name in header]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(f"{str(path)!r} has two columns {twice!r}; rename or drop one")
     if "" in names and names.index("") > 0:
         raise ValueError(f"{str(path)!r} has a column without a name, number {names.index('') + 1}; name or drop it")
-    return separator, ["Unnamed: 0" if name == "" else name for name in names]
+    return ["Unnamed: 0" if name == "" else name for name in names]
 
 
 # Drafts ---------------------------------------------------------------------------------------------------------------

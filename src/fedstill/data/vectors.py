@@ -224,7 +224,8 @@ def _telling(
     for count in (min(number, _SAMPLE), number):  # most columns are told to be features by some of their values
         found, codes = np.unique(values[:count], return_inverse=True)
         distinct = whole and len(found) == count
-        pairs = len(np.unique(codes * (int(labels.max()) + 1) + labels[:count]))
+        _, places = np.unique(labels[:count], return_inverse=True)  # a label may be any integer of 64 bits
+        pairs = len(np.unique(codes * (int(places.max()) + 1) + places))
         telling = classes > 1 and len(found) <= most and pairs == len(found)
         if not distinct and not telling:
             return []

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from fedstill.base.errors import install
 from fedstill.base.files import is_utf8
@@ -72,15 +72,21 @@ def files(root: Path) -> Iterator[Path]:
     """Every file below ``root``, absolute, through links to folders too.
 
     Raises:
-        ValueError: a link leads back to a folder above it.
+        ValueError: a link leads back to a folder above it, or a folder cannot be read.
     """
-    for folder, below, names in os.walk(root, followlinks=True):
+    for folder, below, names in os.walk(root, followlinks=True, onerror=_unreadable):
         below.sort()
         for name in below:
             path = Path(folder, name)
             if path.is_symlink() and Path(folder).resolve().is_relative_to(path.resolve()):
                 raise ValueError(f"the link {str(path)!r} leads to a folder above itself; delete it")
         yield from (Path(folder, name) for name in sorted(names))
+
+
+def _unreadable(error: OSError) -> NoReturn:
+    """Refuse a folder whose records would be missing."""
+    why = f"the folder {str(error.filename)!r} cannot be read ({error.strerror}), and its records would be missing"
+    raise ValueError(f"{why}; give the user of this program the right to read it, or move it away") from error
 
 
 def walk(root: Path) -> Walk:

@@ -19,6 +19,7 @@ from fedstill import methods
 from fedstill.base import files, lookup
 from fedstill.base.settings import sentence
 from fedstill.data import public
+from fedstill.data.table_schema import TableSchema
 from fedstill.engines.transport import Arrival, Transport
 from fedstill.experiment import config
 from fedstill.experiment.checks import check_classes
@@ -94,6 +95,21 @@ def check_facts(run: Path, begun: Config | None, now: Mapping[str, str]) -> None
             )
 
 
+def check_schema(run: Path, begun: Config | None, experiment: Experiment) -> None:
+    """Refuse to go on with ``run`` under another schema of the table than it was begun with."""
+    if begun is not None and begun.table_schema is not None and _other_schema(begun, experiment):
+        raise ValueError(
+            f"{run} was begun with another schema than {experiment.schema_file} is now; bring the former back, or "
+            "start anew with another --out"
+        )
+
+
+def _other_schema(content: Config, experiment: Experiment) -> bool:
+    """Whether the schema of the table, which is the content of a file, is no more that of a run."""
+    kept, now = content.table_schema, experiment.table_schema
+    return kept is not None and (now is None or TableSchema(**kept).digest != now.digest)
+
+
 def public_facts(experiment: Experiment) -> dict[str, str]:
     """The digest of the public data set, if they are one, as a fact of ``config.json``."""
     found = None if experiment.public is None else public.fingerprint(experiment.public, experiment.size)
@@ -126,8 +142,9 @@ def check_unchanged(run: Path, job: Job, task: Task) -> None:
         ValueError: something has changed.
     """
     check_code(run, job)
-    facts = {"fingerprint": task.fingerprint, **public_facts(job.experiment)}
-    check_facts(run, RunFolder(run).read_config(), facts)
+    facts, content = {"fingerprint": task.fingerprint, **public_facts(job.experiment)}, RunFolder(run).read_config()
+    check_facts(run, content, facts)
+    check_schema(run, content, job.experiment)
 
 
 def withdrawn(run: Path) -> set[int]:
@@ -367,7 +384,10 @@ def _other_task(job: Job, before: Job, content: Config) -> str | None:
     """Words on the difference of the task or the code of ``before`` to that of ``job``."""
     described = job.description()
     earlier = {**described, "experiment": before.experiment.model_dump(mode="json"), "code": content.code}
-    return config.difference(earlier, described)
+    found = config.difference(earlier, described)
+    if found is None and _other_schema(content, job.experiment):
+        return f"another content of {job.experiment.schema_file}"
+    return found
 
 
 def _same_work(method: Method) -> list[str]:

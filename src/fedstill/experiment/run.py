@@ -40,7 +40,7 @@ from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job, is_importable
 from fedstill.experiment.judging import measured, measures_of_two
 from fedstill.experiment.progress import Lines, Quiet
-from fedstill.experiment.reuse import check_facts, public_facts
+from fedstill.experiment.reuse import check_facts, check_schema, public_facts
 from fedstill.experiment.task import Task, client_data, measured_columns, scaled, share_out
 from fedstill.privacy import guarantee
 from fedstill.runs import environment, formats
@@ -255,6 +255,7 @@ def _run(
     check_records(job, task)
     facts = {"version": fedstill.__version__, "fingerprint": task.fingerprint, **public_facts(experiment)}
     check_facts(folder.path, begun, facts)
+    check_schema(folder.path, begun, experiment)
     number = (begun and begun.run) or secrets.token_hex(16)
     parties = parties or parties_of(job, number, folder.helpers)
     spec = spec_of(job, task, number, parties)
@@ -266,8 +267,7 @@ def _run(
     if sites is not None:
         spec = as_told(folder.path, begun, spec, public_records)
         origin["spec"] = spec.text()
-    if (schema := experiment.table_schema) is not None:
-        origin["table_schema"] = schema.model_dump(mode="json")
+    origin |= _source(experiment, own=data is None and sites is None)
     folder.write_config({**description, **facts, "run": spec.run, **origin}, private=not (sites or task.known))
     _tell(watcher, task, origin, is_first=_note_environment(folder, experiment.device, watcher))
     if sites is None:
@@ -286,6 +286,16 @@ def _run(
         summary = _finish(job, task, folder, federation, model, data)
     watcher.finished(summary, None)
     return summary
+
+
+def _source(experiment: Experiment, *, own: bool) -> dict[str, Any]:
+    """The content of the table's schema, and the place of somebody's ``own`` records, for ``config.json``."""
+    found: dict[str, Any] = {}
+    if (schema := experiment.table_schema) is not None:
+        found["table_schema"] = schema.model_dump(mode="json")
+    if own and (place := places.own_place(experiment.data)) is not None:
+        found["data_path"] = str(place)
+    return found
 
 
 def _tell(watcher: Watcher, task: Task, origin: dict[str, Any], *, is_first: bool) -> None:
@@ -320,6 +330,7 @@ def _finished_before(
         check_facts(folder.path, begun, {"fingerprint": now.fingerprint})
     if experiment.public is not None and public.is_own(experiment.public):
         check_facts(folder.path, begun, public_facts(experiment))
+    check_schema(folder.path, begun, experiment)
     _forget_states(folder, Journal(folder.journal))  # which a process killed at the end may have kept
     return formats.checked(folder.read_json(folder.summary), folder.summary)
 

@@ -17,7 +17,8 @@ from fedstill.base import seeds
 from fedstill.base.errors import front_door
 from fedstill.base.records import Normalisation
 from fedstill.base.weights import load, state
-from fedstill.data import features
+from fedstill.data import features, own
+from fedstill.data.table_schema import TableSchema
 from fedstill.evaluation import in_unit
 from fedstill.experiment.job import Job
 from fedstill.experiment.reuse import changed_code, read_job
@@ -45,6 +46,7 @@ class Trained(nn.Module):
         columns: names of the columns of a table's vectors, in the order that the model takes; empty for others.
         target: range of the number that the model predicts, whose name is the only one of ``class_names``; None for
             classes.
+        schema: the schema of the run's table, which makes vectors of raw rows; or None.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Trained(nn.Module):
         features: tuple[str, str] | None = None,
         columns: tuple[str, ...] = (),
         target: tuple[float, float] | None = None,
+        schema: TableSchema | None = None,
     ) -> None:
         super().__init__()
         self.network = network
@@ -65,6 +68,7 @@ class Trained(nn.Module):
         self.features = features
         self.columns = columns
         self.target = target
+        self.schema = schema
         self._backbone: Backbone | None = None
         self.eval()
 
@@ -108,7 +112,7 @@ class Trained(nn.Module):
 
         Args:
             records: what `forward` takes, or an array; or a pandas, polars or Arrow table, whose columns are found by
-                the model's `columns`; others are left out.
+                the model's `columns`, or turned into them by its `schema`; others are left out.
 
         Raises:
             InputError: as `forward`; or a column is missing, a value is not finite, or the model predicts a number.
@@ -119,7 +123,9 @@ class Trained(nn.Module):
 
     def _outputs(self, records: Any) -> Float[Tensor, "n classes"]:
         """What `forward` returns of records of any kind, without gradients."""
-        if self.columns and (hasattr(records, "columns") or hasattr(records, "column_names")):
+        if self.schema is not None and (hasattr(records, "columns") or hasattr(records, "column_names")):
+            records = self.schema.vectors(own.table(records, "the table"), "the table")
+        elif self.columns and (hasattr(records, "columns") or hasattr(records, "column_names")):
             names = list(getattr(records, "column_names", None) or records.columns)
             if lacking := next((name for name in self.columns if name not in names), None):
                 raise ValueError(f"the table lacks the column {lacking!r}; the model takes {', '.join(self.columns)}")
@@ -219,4 +225,6 @@ def _restored(folder: Path, name: str, method: Method, weights: dict[str, Tensor
     target = tuple(map(float, header["target"])) if "target" in header else None
     assert target is None or len(target) == 2, "a range has two ends"
     columns = tuple(map(str, header.get("columns", ())))
-    return Trained(network, shape, class_names, normalisation, backbone, columns, target)
+    kept = RunFolder(folder).read_config().table_schema
+    schema = None if kept is None or backbone is not None else TableSchema(**kept)
+    return Trained(network, shape, class_names, normalisation, backbone, columns, target, schema)

@@ -111,7 +111,7 @@ def _stand_in(column: Column) -> float:
     if column.missing is None:
         return 0.0
     if column.kind == "boolean":
-        return float(bool(column.missing))
+        return float(column.is_true)
     if column.kind == "category":
         return float([*column.values, str(column.missing)].index(str(column.missing)))
     return rows.code(column.missing, column.model_dump(mode="json"))
@@ -325,8 +325,7 @@ def _words(column: Column, count: int, rng: np.random.Generator) -> list[str]:
     if column.kind == "boolean":
         return [str(word) for word in rng.choice(["true", "false"], count)]
     if column.kind == "category":
-        known = [value for value in column.values if not rows.is_gap(value)]
-        return [str(word) for word in rng.choice([*known, *["elsewhere"] * (column.outside == "other")], count)]
+        return [str(word) for word in rng.choice([*column.values, *["elsewhere"] * (column.outside == "other")], count)]
     low, high = column.bounds
     beyond = (high - low) / 4 if column.outside == "clip" else 0.0
     numbers = rng.uniform(low - beyond, high + beyond, count)

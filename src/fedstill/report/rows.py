@@ -95,14 +95,29 @@ class Model:
 def records_of(table: Any) -> list[Mapping[str, Any]]:
     """Rows as dictionaries: of a CSV file's path (UTF-8), a pandas, polars or Arrow table, or dictionaries."""
     if isinstance(table, str | Path):
-        text = Path(table).read_text("utf-8-sig")
-        first = text.partition("\n")[0]
-        reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t|", key=first.count))
-        return [{_text(name): value for name, value in row.items() if name is not None} for row in reader]
+        return _of_csv(Path(table).read_text("utf-8-sig"))
     for name in ("to_dicts", "to_pylist"):
         if hasattr(table, name):
             return list(getattr(table, name)())
     return list(table.to_dict("records") if hasattr(table, "to_dict") else table)
+
+
+def _of_csv(text: str) -> list[Mapping[str, Any]]:
+    first = text.lstrip("\n").partition("\n")[0]
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t|", key=first.count), strict=True)
+    try:
+        found = [row for row in reader if row]
+    except csv.Error as error:
+        raise ValueError(f"the file cannot be read as CSV ({error}); give each quoted cell two quotes") from None
+    if not found:
+        raise ValueError("the file has no header; its first row names the columns")
+    names = [_text(name) for name in found.pop(0)]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"the file has two columns {twice!r}; rename or drop one")
+    for at, row in enumerate(found):
+        if len(row) != len(names):
+            raise ValueError(f"row {at} has {len(row)} cells, but the header has {len(names)}; correct it")
+    return [dict(zip(names, row, strict=True)) for row in found]
 
 
 def codes(rows: Iterable[Mapping[str, Any]], schema: Mapping[str, Any]) -> NDArray[np.float64]:
@@ -126,7 +141,7 @@ def codes(rows: Iterable[Mapping[str, Any]], schema: Mapping[str, Any]) -> NDArr
 
 
 def _checked(value: Any, column: Mapping[str, Any], name: str) -> float:
-    if is_gap(value):
+    if is_gap(value, column["values"]):
         if column["missing"] is None:
             raise ValueError(f"column {name!r} has a gap, for which nothing stands; fill it or drop the row")
         return math.nan
@@ -175,9 +190,9 @@ def code(value: Any, column: Mapping[str, Any]) -> float:
     return float(values.index(text) if text in values else len(values))
 
 
-def is_gap(value: Any) -> bool:
-    """Whether a value, or its text, stands for a gap."""
-    return value is None or _text(value).lower() in _GAPS
+def is_gap(value: Any, words: Iterable[str] = ()) -> bool:
+    """Whether a value, or its text, stands for a gap; ``words``, which a schema has as values, do not."""
+    return value is None or ((text := _text(value)).lower() in _GAPS and text not in words)
 
 
 def _text(value: Any) -> str:

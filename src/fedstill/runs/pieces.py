@@ -33,6 +33,7 @@ class Config(Piece):
         fingerprint: the digest of the data set.
         public_fingerprint: the digest of the data set of the public records; absent for noise and for held records.
         table_schema: the content of the table's schema, which is public.
+        data_path: the file or folder of somebody's own records, however it was named.
         spec: the run's spec as real sites get it (`fedstill.engines.run_spec.RunSpec.text`).
         run: the run's random number; absent while a run is laid out.
         extends: the finished run that this run extends.
@@ -48,6 +49,7 @@ class Config(Piece):
     fingerprint: str | None = None
     public_fingerprint: str | None = None
     table_schema: dict[str, Any] | None = None
+    data_path: str | None = None
     spec: str | None = None
     run: str | None = None
     extends: str | None = None

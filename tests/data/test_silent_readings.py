@@ -1,0 +1,345 @@
+"""What was once read wrongly without a word: each is read as it is meant, told, or refused in a sentence."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+import fedstill
+from fedstill.base.errors import InputError
+from fedstill.cli import main
+from fedstill.data import sources
+from fedstill.data.own import given
+from fedstill.data.places import Reading
+from fedstill.data.table_schema import TableSchema
+from fedstill.report import rows
+from fedstill.report.record import read_run
+from fedstill.report.spending import remarks
+
+RNG = np.random.default_rng(0)
+NUMBER = {"kind": "number", "range": [0, 110]}
+
+
+def schema(columns: Mapping[str, Any], **facts: Any) -> TableSchema:
+    return TableSchema(**{"target": "died", "classes": ("no", "yes"), "columns": columns, **facts})
+
+
+def encoded(columns: Mapping[str, Any], table: Mapping[str, Any], **facts: Any) -> dict[str, list[Any]]:
+    found, _ = schema(columns, **facts).encode(pa.table(dict(table)), "it")
+    result: dict[str, list[Any]] = found.to_pydict()
+    return result
+
+
+def classes_of(names: list[str], labels: list[int]) -> datasets.Dataset:
+    x = RNG.normal(size=(len(labels), 2))
+    kinds = {"a": datasets.Value("float32"), "b": datasets.Value("float32"), "label": datasets.ClassLabel(names=names)}
+    rows = {"a": x[:, 0], "b": x[:, 1], "label": labels}
+    return datasets.Dataset.from_dict(rows, features=datasets.Features(kinds))
+
+
+# Classes and columns --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_each_client_s_own_order_of_classes_is_followed(count: int) -> None:
+    first, second = classes_of(["cat", "dog"], [0] * 12 + [1] * 8), classes_of(["dog", "cat"], [0] * 30 + [1] * 5)
+    data, clients = given([first, second, second][:count])
+    labels = [*data.train.labels.tolist(), *data.test.labels.tolist()]
+    assert clients == count and data.class_names == ("cat", "dog")
+    assert labels.count(0) == 12 + 5 * (count - 1) and labels.count(1) == 8 + 30 * (count - 1)
+    with pytest.raises(ValueError, match="client 1's classes are bird, cat, but another client's cat, dog"):
+        given([first, classes_of(["bird", "cat"], [0, 1] * 9), second])
+
+
+def test_files_with_other_orders_of_classes_are_refused(tmp_path: Path) -> None:
+    for i, names in enumerate((["cat", "dog"], ["dog", "cat"])):
+        (tmp_path / f"h{i}").mkdir()
+        classes_of(names, [0] * 12 + [1] * 8).to_parquet(tmp_path / f"h{i}" / "data.parquet")
+    with pytest.raises(ValueError, match="class 0 of the column 'label' is 'dog' in 'h1/data.parquet'"):
+        sources.load(str(tmp_path), cache_dir=tmp_path / "cache")
+
+
+def test_no_made_column_takes_the_place_of_another() -> None:
+    ward = {"kind": "category", "values": ["surgery", "other"], "outside": "other"}
+    with pytest.raises(ValueError, match="outside = 'other' makes a second one"):
+        schema({"ward": ward})
+    with pytest.raises(ValueError, match="two columns would be called 'age is missing'"):
+        schema({"age": NUMBER | {"missing": 60}, "age is missing": NUMBER})
+    with pytest.raises(ValueError, match="two columns would be called 'ward=a'"):
+        schema({"ward": {"kind": "category", "values": ["a", "b"]}, "age": NUMBER}, group="ward=a")
+
+
+@pytest.mark.parametrize(("missing", "stands"), [("no", 0.0), ("false", 0.0), ("Yes", 1.0), (True, 1.0), (0, 0.0)])
+def test_a_word_that_stands_for_a_gap_means_what_it_says(missing: object, stands: float) -> None:
+    column = {"f": {"kind": "boolean", "missing": missing}}
+    found = encoded(column, {"f": ["yes", "no", None], "died": ["no", "yes", "no"]})
+    assert found["f"] == [1.0, 0.0, stands]
+    with pytest.raises(ValueError, match="missing is 'perhaps', which is neither true nor false"):
+        schema({"f": {"kind": "boolean", "missing": "perhaps"}})
+
+
+def test_a_value_that_the_schema_names_is_no_gap() -> None:
+    column = {"f": {"kind": "category", "values": ["none", "x"], "missing": "x"}}
+    table = {"f": ["none", "x", None], "died": ["-", "none", "-"]}
+    found = encoded(column, table, classes=("-", "none"))
+    assert found["f=none"] == [1, 0, 0] and found["f is missing"] == [0, 0, 1] and found["died"] == ["-", "none", "-"]
+    rows_of = schema(column, classes=("-", "none")).model_dump(mode="json")
+    assert np.isnan(rows.codes([{"f": word} for word in ("none", "x", "")], rows_of)[:, 0]).tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("role", ["group", "site"])
+def test_gaps_are_no_person_and_no_site(role: str) -> None:
+    table = {"age": [1.0, 2.0, 3.0], "died": ["no"] * 3, "who": ["a", None, "NA"]}
+    with pytest.raises(ValueError, match="column 'who' of it has 2 gaps, and those records would be one"):
+        encoded({"age": NUMBER}, table, **{role: "who"})
+
+
+def test_a_number_as_a_category_is_the_same_text_in_every_table() -> None:
+    column = {"f": {"kind": "category", "values": ["1", "2"], "outside": "other"}}
+    found = encoded(column, {"f": [1.0, 1.5, np.inf, 1e19], "died": ["no"] * 4})
+    assert found["f=1"] == [1, 0, 0, 0] and found["f=other"] == [0, 1, 1, 1]
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
+
+
+def read(text: str, folder: Path, **settings: Any) -> sources.DataSet:
+    (folder / "t.csv").write_text(text)
+    return sources.load(str(folder / "t.csv"), Reading(**settings), folder / "cache")
+
+
+BODY = "".join(f"{7 * i % 41},{i % 6},{'yes' if i % 2 else 'no'}\n" for i in range(40))
+
+
+@pytest.mark.parametrize("quote", ['30,4,"no\n', '30,4,"no\n37,5,"yes"\n', '30,4,"no"x\n'])
+def test_a_quote_that_nobody_closes_swallows_no_records(quote: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be read as CSV .*give each quoted cell a quote at both of its ends"):
+        read("a,b,label\n" + BODY.replace("30,4,no\n", quote), tmp_path)
+    assert len(read("a,b,label\n" + BODY.replace("30,4,no\n", '30,"4","no"\n'), tmp_path).train.labels) > 20
+
+
+@pytest.mark.parametrize("form", ["\n\na,b,label\n{}", "\r\na,b,label\n{}", "old Mac"])
+def test_blank_lines_and_ends_of_lines_of_any_kind(form: str, tmp_path: Path) -> None:
+    text = form.format(BODY) if "{}" in form else ("a,b,label\n" + BODY).replace("\n", "\r")
+    found = read(text, tmp_path)
+    assert len(found.train.labels) + len(found.test.labels) == 40 and found.features == ("a", "b")
+
+
+def test_the_largest_integer_is_a_class_without_records_before_it(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="class 2 .* has 0 train records"):
+        read("a,b,label\n" + BODY.replace("yes", "1").replace("no", "0") + f"3,4,{2**63 - 1}\n", tmp_path)
+
+
+def test_a_header_may_be_as_long_as_genes_are_many(tmp_path: Path) -> None:
+    names = [f"a_gene_with_a_long_name_{i}" for i in range(6_000)]
+    cells = [",".join([*map(str, RNG.integers(9, size=6000)), "ab"[i % 2]]) for i in range(12)]
+    lines = [",".join([*names, "label"]), *cells]
+    assert len(read("\n".join(lines), tmp_path).features) > 5_000
+
+
+def test_blanks_around_names_change_no_values(tmp_path: Path) -> None:
+    text = "age, ward, patient,died\n" + "".join(
+        f"{30 + i},{i % 2 + 1:02d},{i // 2:03d},{'no' if i % 3 else 'yes'}\n" for i in range(60)
+    )
+    ward = {"kind": "category", "values": ["01", "02"], "outside": "other"}
+    found = read(text, tmp_path, schema=schema({"age": NUMBER, "ward": ward}, group="patient"))
+    assert not any("in no category" in remark for remark in found.remarks)
+    assert {len(value) for value in found.columns["patient"]} == {3}
+
+
+def test_pictures_by_their_paths_alone_are_refused_since_they_change_unseen(tmp_path: Path) -> None:
+    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    cells = []
+    for i in range(10):
+        Image.fromarray(np.full((8, 8), 9 * i, np.uint8)).save(tmp_path / f"{i}.png")
+        cells.append({"bytes": None, "path": f"{i}.png"})
+    pq.write_table(pa.table({"image": pa.array(cells, kind), "label": [0, 1] * 5}), tmp_path / "p.parquet")
+    with pytest.raises(ValueError, match="has a path alone, whose file may change unseen"):
+        sources.load(str(tmp_path / "p.parquet"), cache_dir=tmp_path / "cache")
+
+
+@pytest.mark.parametrize("other", ["holdout", None, ""])
+def test_a_column_of_splits_with_something_else_is_refused(other: str | None, tmp_path: Path) -> None:
+    words = ["train", "test", other, "train"] * 10
+    frame = pd.DataFrame({"a": RNG.normal(size=40), "label": [0, 1] * 20, "split": words})
+    frame.to_parquet(tmp_path / "s.parquet")
+    with pytest.raises(ValueError, match="the column 'split' of .* tells splits, but has"):
+        sources.load(str(tmp_path / "s.parquet"), cache_dir=tmp_path / "cache")
+    with pytest.raises(ValueError, match="the column 'split' of .* tells splits, but has"):
+        given(frame)
+
+
+def test_a_frame_s_column_of_splits_is_followed() -> None:
+    frame = pd.DataFrame(
+        {"a": 7 * np.arange(40.0) % 41, "label": [0, 1] * 20, "split": ["train", "train", "train", "test"] * 10}
+    )
+    data, _ = given(frame)
+    assert len(data.train.labels) == 30 and data.test.images.flatten().tolist() == [7 * i % 41 for i in range(3, 40, 4)]
+    assert data.features == ("a",)
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="needs root, to become somebody who may not read")
+def test_a_folder_that_cannot_be_read_is_missed(tmp_path: Path) -> None:
+    for i in range(3):
+        (tmp_path / f"h{i}").mkdir()
+        (tmp_path / f"h{i}" / "t.csv").write_text("a,b,label\n" + BODY)
+    (tmp_path / "h1").chmod(0)
+    place = tmp_path
+    while place != place.parent and not place.stat().st_mode & 0o5 == 0o5:
+        place.chmod(place.stat().st_mode | 0o55)
+        place = place.parent
+    code = "import os, sys\nfrom pathlib import Path\nfrom fedstill.data import walk\nos.setuid(65534)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}walk.walk(Path({str(tmp_path)!r}))"], capture_output=True, text=True
+    )
+    assert "h1' cannot be read (Permission denied), and its records would be missing" in done.stderr
+
+
+def test_arrays_that_are_not_read_are_told(tmp_path: Path) -> None:
+    x, y = RNG.normal(size=(30, 3)), np.arange(30) % 3
+    np.savez(tmp_path / "a.npz", x_train=x, y_train=y, x_valid=x, y_valid=y, site=y)
+    found = sources.load(str(tmp_path / "a.npz"), cache_dir=tmp_path / "cache")
+    assert any("not read: the arrays x_valid, y_valid" in remark for remark in found.remarks)
+
+
+def test_frames_of_mixed_types_are_refused_without_a_value() -> None:
+    mixed = pd.DataFrame({"a": [1, "secret", 3], "label": [0, 1, 0]})
+    with pytest.raises(ValueError, match="a column 'a' of several types") as why:
+        given(mixed)
+    assert "secret" not in str(why.value)
+    with pytest.raises(ValueError, match="a column 'a' of several types, or of numbers of more than 64 bits"):
+        given(pd.DataFrame({"a": pd.Series([2**70, 1, 2], dtype=object), "label": [0, 1, 0]}))
+    with pytest.raises(ValueError, match="have a column 'label' beside the classes that were given"):
+        given((pd.DataFrame({"a": [1.0, 2.0], "label": [0, 1]}), [0, 1]))
+
+
+# Runs -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a table of two hospitals, its schema and a run on it."""
+    folder = tmp_path_factory.mktemp("clinic")
+    count = 240
+    age = RNG.integers(20, 100, count)
+    died = np.where(age + RNG.normal(0, 5, count) > 60, "yes", "no")
+    frame = pd.DataFrame(
+        {"age": age, "patient": np.arange(count) // 2, "hospital": [0, 1] * (count // 2), "died": died}
+    )
+    frame["split"] = ["train", "train", "train", "train", "test", "test"] * (count // 6)
+    frame.to_csv(folder / "p.csv", index=False)
+    frame[frame.split == "test"].drop(columns="split").to_csv(folder / "new.csv", index=False)
+    (folder / "s.toml").write_text(
+        'target = "died"\nclasses = ["no", "yes"]\ngroup = "patient"\nsite = "hospital"\n'
+        '[columns.age]\nkind = "number"\nrange = [0, 110]\noutside = "clip"\n'
+    )
+    task = ["--data", str(folder / "p.csv"), "--schema-file", str(folder / "s.toml"), "--partition", "by:hospital"]
+    work = ["--clients", "2", "--model", "linear", "--rounds", "20", "--workers", "0", "--local.lr", "0.3"]
+    main(["run", "fedavg", *task, *work, "--out", str(folder / "run")])
+    return folder
+
+
+def test_rows_reach_a_model_by_the_schema_of_its_run(trained: Path) -> None:
+    frame = pd.read_csv(trained / "new.csv")
+    expected = fedstill.evaluate(trained / "run", str(trained / "new.csv"))
+    assert expected.accuracy > 0.8  # type: ignore[union-attr]
+    for data in ((frame, "died"), (frame.drop(columns="died"), frame["died"]), frame):
+        assert fedstill.evaluate(trained / "run", data).accuracy == expected.accuracy  # type: ignore[union-attr]
+    said = fedstill.load_model(trained / "run").predict(frame.drop(columns=["died", "patient", "hospital"]))
+    assert (said == frame["died"]).mean() == expected.accuracy  # type: ignore[union-attr]
+    bare = fedstill.load_data(str(trained / "p.csv"), label_column="died")
+    with pytest.raises(InputError, match="was read without the run's schema"):
+        fedstill.evaluate(trained / "run", bare)
+    with pytest.raises(InputError, match="which the data have not; give a table"):
+        fedstill.evaluate(trained / "run", (frame[["age"]].to_numpy(float), (frame["died"] == "yes").to_numpy(int)))
+
+
+def test_objects_are_trained_on_by_the_schema(trained: Path, tmp_path: Path) -> None:
+    frame = pd.read_csv(trained / "p.csv")
+    task = {"schema_file": str(trained / "s.toml"), "partition": "by:hospital", "clients": 2, "model": "linear"}
+    run = fedstill.run("fedavg", data=(frame, "died"), out=tmp_path / "run", rounds=20, workers=0, **task)
+    assert fedstill.load_model(run.folder).columns == ("age",)
+    bare = fedstill.load_data(str(trained / "p.csv"), label_column="died")
+    with pytest.raises(InputError, match="the data set was read without it"):
+        fedstill.run("fedavg", data=bare, rounds=1, workers=0, **task)
+    with pytest.raises(InputError, match="the classes of the data are in 'hospital', but the schema's are in 'died'"):
+        fedstill.run("fedavg", data=(frame, "hospital"), rounds=1, workers=0, **task)
+
+
+def test_a_changed_schema_is_another_task(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place, words = trained / "s.toml", json.loads((trained / "run" / "config.json").read_text())["command"].split()[1:]
+    before = place.read_text()
+    place.write_text(before.replace('["no", "yes"]', '["yes", "no"]'))
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            main(words)
+    finally:
+        place.write_text(before)
+    assert stopped.value.code == 2 and "was begun with another schema than" in capsys.readouterr().err
+    main(words)
+
+
+def test_what_a_judge_read_is_told(trained: Path, tmp_path: Path) -> None:
+    frame = pd.read_csv(trained / "new.csv")
+    found = fedstill.evaluate(trained / "run", frame.assign(age=frame.age * 12))
+    assert any("values of column 'age' of" in remark and "are clipped" in remark for remark in found.remarks)
+    for data in (str(trained / "new.csv"), str(trained / "p.csv")):
+        with pytest.raises(InputError, match="the data have no column 'patiend'; did you mean patient"):
+            fedstill.evaluate(trained / "run", data, group="patiend")
+        with pytest.raises(InputError, match="label_column is 'hospital', but the run read its classes from 'died'"):
+            fedstill.evaluate(trained / "run", data, label_column="hospital")
+        assert fedstill.evaluate(trained / "run", data).persons is not None
+    bare = frame.assign(patient="p" + frame.patient.astype(str), bmi=frame.age % 7)
+    bare = bare.drop(columns=["hospital"]).rename(columns={"died": "label"})
+    run = fedstill.run(
+        "fedavg", data=bare, group="patient", clients=2, model="linear", rounds=1, workers=0, out=tmp_path / "run"
+    )
+    assert fedstill.evaluate(run, bare).persons is not None
+    without = fedstill.evaluate(run, bare.drop(columns="patient"))
+    assert any("have no column 'patient', so that intervals are of records" in remark for remark in without.remarks)
+
+
+def test_runs_on_one_file_add_up_however_it_is_named(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(trained)
+    wider = tmp_path / "wider.toml"
+    wider.write_text((trained / "s.toml").read_text().replace("[0, 110]", "[0, 120]"))
+    task = ["--partition", "by:hospital", "--clients", "2", "--epsilon", "1", "--noise", "entropy", "--workers", "0"]
+    task += ["--public", "noise=64", "--model", "linear"]
+    for i, (data, by) in enumerate((("./p.csv", trained / "s.toml"), (str(trained / "p.csv"), wider))):
+        main(["run", "afl", "--data", data, "--schema-file", str(by), *task, "--out", str(tmp_path / str(i))])
+    told = [*remarks([read_run(tmp_path / str(i)) for i in range(2)])]
+    assert any("all 2 runs of these records has an epsilon of up to 2" in remark for remark in told), told
+
+
+# A published program --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("age,bmi\n40,25,30\n", "row 0 has 3 cells, but the header has 2"),
+        ("age,bmi\n40\n", "row 0 has 1 cells, but the header has 2"),
+        ("age,age\n40,25\n", "two columns 'age'"),
+        ('age,bmi\n40,"25\n', "cannot be read as CSV"),
+        ("", "has no header"),
+    ],
+)
+def test_a_program_s_reader_of_rows_loses_no_cell(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "new.csv").write_text(text)
+    with pytest.raises(ValueError, match=says):
+        rows.records_of(tmp_path / "new.csv")
+    (tmp_path / "new.csv").write_text("\nage;bmi\n40,5;25\n\n41;26\n")
+    assert rows.records_of(tmp_path / "new.csv") == [{"age": "40,5", "bmi": "25"}, {"age": "41", "bmi": "26"}]
