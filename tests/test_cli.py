@@ -846,3 +846,16 @@ def test_a_runs_folder_in_place_of_a_method_tells_how_to_resume_it(
     main(words)
     told = fails(capsys, "run", str(tmp_path / "run"))
     assert f"run is the folder of a run; repeat fedstill {' '.join(words)} to resume it" in told
+
+
+def test_an_interruption_waits_for_imports_which_would_end_in_an_abort(tmp_path: Path) -> None:
+    """Of torch and NumPy: an import that is interrupted aborts the process, or calls itself without end."""
+    hurt = (
+        "import os, signal, time\nfrom fedstill import FedAvg\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(0.2)\n"
+    )
+    (tmp_path / "hurt.py").write_text(hurt + "class Mine(FedAvg):\n    pass\nopen('whole', 'w').close()\n")
+    code = "import signal\nfrom fedstill.cli import main\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    code += "main(['run', 'hurt.py:Mine', '--data', 'digits'])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.strip()) == (130, "interrupted; repeat the command to resume")
+    assert (tmp_path / "whole").exists()

@@ -3,8 +3,13 @@
 import errno
 import io
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 
 from fedstill.base import files
 from fedstill.cli.command import Command, start, unknown
@@ -57,6 +62,8 @@ example:
 """
 
 
+_IMPORTS = 10.0
+"""Seconds that an interruption waits for imports."""
 _LONG = ("run", "compare", "sweep", "attack", "audit", "check")
 """Commands that work on after they have printed a line."""
 
@@ -70,7 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         if odd := next((word for word in words if not files.is_utf8(word)), None):
             raise Bad(files.not_utf8(odd))
-        _dispatch(words)
+        with _whole_imports():
+            _dispatch(words)
     except Bad as error:
         _fail(str(error))
     except ValueError as error:
@@ -96,6 +104,42 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         print(f"fedstill: {error}", file=sys.stderr)
         raise SystemExit(1) from None
+
+
+@contextmanager
+def _whole_imports() -> Iterator[None]:
+    """Let an interruption wait until no module is being imported, 10 seconds at most.
+
+    NumPy and torch end in an abort, or call themselves without end, where an interruption reaches their imports.
+    """
+    first: list[float] = []
+    waiting: list[threading.Timer] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        first.append(time.monotonic())
+        while frame is not None and first[-1] - first[0] < _IMPORTS:
+            if frame.f_code.co_filename.startswith("<frozen importlib"):
+                waiting.append(threading.Timer(0.05, signal.raise_signal, (number,)))
+                waiting[-1].daemon = True
+                waiting[-1].start()
+                return
+            frame = frame.f_back
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or not _is_main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        for timer in waiting:
+            timer.cancel()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _of_the_disk(error: OSError) -> str:
