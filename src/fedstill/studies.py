@@ -196,9 +196,9 @@ def evaluate(
 
     Args:
         model: the model of `load_model`, or a finished run or its folder.
-        data: as for `run`, one data set: the records of a pair ``(X, y)`` or a table; the test records of a `DataSet`
-            and of data by name, also of the path that the run trained on, where a fifth was held out; the test split of
-            any other path, or all its records if it has none.
+        data: as for `run`, one data set: the records of a pair ``(X, y)`` or a table, or those of its test split, if a
+            column tells splits; the test records of a `DataSet` and of data by name, also of the path that the run
+            trained on, where a fifth was held out; the test split of any other path, or all its records if it has none.
         label_column: the column of the classes of a table; by default one with a usual name, or that of the run.
         group: the column of the person, whose records are resampled together for intervals; by default that of the run.
         positive: the class of two that sensitivity is of; by default the last.
@@ -217,7 +217,8 @@ def evaluate(
         return _judge_numbers(found, data, _Past.of(read_run(folder)), label_column, group)
     size = found.shape[-1] if len(found.shape) == 3 and found.features is None else None
     run = None if isinstance(folder, Trained) else _Past.of(read_run(folder))
-    records, labels, names, columns, persons, told = _judged(data, run, label_column, size, group)
+    schema = found.schema if run is None else run.schema
+    records, labels, names, columns, persons, told = _judged(data, run, schema, label_column, size, group)
     if not len(labels):
         raise ValueError("the data have 0 records; accuracy needs at least 1")
     if not names:
@@ -442,10 +443,11 @@ class _Labelled(NamedTuple):
     told: tuple[str, ...]
 
 
-def _judged(data: Any, run: _Past | None, label: str | None, size: int | None, group: str | None) -> _Labelled:
+def _judged(
+    data: Any, run: _Past | None, schema: TableSchema | None, label: str | None, size: int | None, group: str | None
+) -> _Labelled:
     """Records to judge a model of classes by; ``size`` is that of its images."""
-    schema = None if run is None else run.schema
-    trained = _check_columns(data, run, label)
+    trained = _check_columns(data, run, schema, label)
     if isinstance(data, str | Path) and (trained or str(data) in KNOWN):
         reading = run.reading if run is not None and trained else Reading(label=label, size=size)
         data = load_raw(place_of(data), reading)
@@ -454,43 +456,46 @@ def _judged(data: Any, run: _Past | None, label: str | None, size: int | None, g
     if isinstance(data, Raw):
         records, labels = data.test
         images = records if isinstance(records, list) else records.numpy()
-        persons, told = _persons(data.test_columns, run, group, data.group)
+        persons, told = _persons(data.test_columns, run, schema, group, data.group)
         return _Labelled(images, labels.numpy(), data.class_names, data.features, persons, (*data.remarks, *told))
     reading = Reading(label=label, size=size if isinstance(data, str | Path) else None, schema=schema)
     split = own.records_of(data, reading)
-    persons, told = _persons(split.columns, run, group)
+    persons, told = _persons(split.columns, run, schema, group)
     images = split.images.tolist() if split.texts else split.images
     return _Labelled(images, split.labels, split.class_names, split.features, persons, (*split.remarks, *told))
 
 
-def _check_columns(data: Any, run: _Past | None, label: str | None) -> bool:
+def _check_columns(data: Any, run: _Past | None, schema: TableSchema | None, label: str | None) -> bool:
     """Whether the data are the run's own; raises if they were read otherwise than the run reads.
 
     Raises:
         ValueError: ``label`` is another column than the run's, or a data set was read without the run's schema.
     """
-    if run is None:
-        return False
-    trained = isinstance(data, str | Path) and _is_same(data, run.experiment.data)
-    expected = run.schema.target if run.schema is not None else run.experiment.label_column
-    if label not in (None, expected) and (trained or run.schema is not None):
+    trained = run is not None and isinstance(data, str | Path) and _is_same(data, run.experiment.data)
+    expected = None if run is None else run.experiment.label_column
+    expected = expected if schema is None else schema.target
+    if label not in (None, expected) and (trained or schema is not None):
         where = "a column with a usual name" if expected is None else repr(expected)
         raise ValueError(f"label_column is {label!r}, but the run read its classes from {where}; leave it out")
-    if isinstance(data, DataSet) and run.schema is not None:
+    if isinstance(data, DataSet) and schema is not None:
         raise ValueError("the data set was read without the run's schema; give the table, or its place")
     return trained
 
 
 def _persons(
-    columns: Mapping[str, NDArray[Any]], run: _Past | None, stated: str | None, usual: str = ""
+    columns: Mapping[str, NDArray[Any]],
+    run: _Past | None,
+    schema: TableSchema | None,
+    stated: str | None,
+    usual: str = "",
 ) -> tuple[NDArray[Any] | None, tuple[str, ...]]:
     """The person of each record, by the column that is ``stated``, or the run's; and a sentence if that is absent."""
-    of_run = None if run is None else (run.schema.group if run.schema else run.experiment.group)
+    of_run = schema.group if schema is not None else None if run is None else run.experiment.group
     group = stated or of_run or usual
     if group in ("", "none") or group in columns:
         return columns.get(group), ()
     if stated is not None:
-        near = suggestion(stated, columns)
+        near = suggestion(stated, columns) or ("; name it as the schema's group" if schema is not None else "")
         raise ValueError(f"the data have no column {stated!r}{near or '; name the one with the person of each record'}")
     return None, (f"the data have no column {group!r}, so that intervals are of records, not of persons",)
 
@@ -498,7 +503,7 @@ def _persons(
 def _judge_numbers(model: Trained, data: Any, run: _Past, label: str | None, group: str | None) -> NumberEvaluation:
     """The errors of a model on records that the run's schema reads."""
     assert model.target is not None
-    if _check_columns(data, run, label):
+    if _check_columns(data, run, run.schema, label):
         loaded = load(place_of(data), run.reading)
         images, targets, told = loaded.test.images.numpy(), loaded.test.targets, loaded.remarks
         true, columns = None if targets is None else targets.numpy(), loaded.test_columns
@@ -507,7 +512,7 @@ def _judge_numbers(model: Trained, data: Any, run: _Past, label: str | None, gro
         images, true, columns, told = split.images, split.targets, split.columns, split.remarks
     if true is None or not len(true):
         raise ValueError(f"the data have no numbers {model.class_names[0]!r}; give a table that the run's schema reads")
-    persons, more = _persons(columns, run, group)
+    persons, more = _persons(columns, run, run.schema, group)
     said = np.asarray(model.predict(images), dtype=np.float64)
     numbers = Numbers(in_unit(true, model.target), said, persons)
     return NumberEvaluation(model.class_names[0], numbers, (*told, *more))

@@ -19,7 +19,7 @@ from PIL import Image
 import fedstill
 from fedstill.base.errors import InputError
 from fedstill.cli import main
-from fedstill.data import sources
+from fedstill.data import sources, walk
 from fedstill.data.own import given
 from fedstill.data.places import Reading
 from fedstill.data.table_schema import TableSchema
@@ -98,6 +98,27 @@ def test_a_value_that_the_schema_names_is_no_gap() -> None:
     assert np.isnan(rows.codes([{"f": word} for word in ("none", "x", "")], rows_of)[:, 0]).tolist() == [0, 0, 1]
 
 
+def test_a_word_that_csv_readers_take_for_a_gap_is_a_value_too(tmp_path: Path) -> None:
+    column = {"c": {"kind": "category", "values": ["NA", "EU"], "missing": "EU"}, "age": NUMBER}
+    text = "c,age,died\n" + "".join(f"{('NA', 'EU', '')[i % 3]},{i},{('null', 'yes')[i % 2]}\n" for i in range(30))
+    found = read(text, tmp_path, schema=schema(column, classes=("null", "yes")))
+    means = found.train.images.mean(0).tolist()
+    assert found.features[:3] == ("c=NA", "c=EU", "c is missing")
+    assert means[0] == pytest.approx(1 / 3, abs=0.1) and means[1] == pytest.approx(2 / 3, abs=0.1) and means[2] < 0.5
+
+
+def test_texts_are_compared_as_cells_are() -> None:
+    values = [" Caf\u0065\u0301 ", "x"]
+    found = encoded(
+        {"f": {"kind": "category", "values": values, "missing": values[0]}},
+        {"f": ["Caf\u00e9", None], "died": ["e\u0301", "yes"]},
+        classes=("\u00e9 ", "yes"),
+    )
+    assert found["f=Caf\u00e9"] == [1, 1] and found["died"] == ["\u00e9", "yes"]
+    with pytest.raises(ValueError, match="the schema that runs/old has kept is refused: "):
+        TableSchema.kept({"target": "died", "classes": ["no", "yes"], "columns": {}}, "runs/old")
+
+
 @pytest.mark.parametrize("role", ["group", "site"])
 def test_gaps_are_no_person_and_no_site(role: str) -> None:
     table = {"age": [1.0, 2.0, 3.0], "died": ["no"] * 3, "who": ["a", None, "NA"]}
@@ -109,6 +130,34 @@ def test_a_number_as_a_category_is_the_same_text_in_every_table() -> None:
     column = {"f": {"kind": "category", "values": ["1", "2"], "outside": "other"}}
     found = encoded(column, {"f": [1.0, 1.5, np.inf, 1e19], "died": ["no"] * 4})
     assert found["f=1"] == [1, 0, 0, 0] and found["f=other"] == [0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("values", "cells"),
+    [
+        (["0.5", "1.0", "1.5"], [0.5, 1.0, 1.5]),
+        (["0.5", "1", "1.5"], ["0.5", "1.0", "1.50"]),
+        (["0.1", "2", "03"], [np.float32(0.1), np.float32(2.0), np.float32(3.0)]),
+        (["true", "false", "3"], [True, False, None]),
+    ],
+)
+def test_a_program_reads_categories_as_the_training_did(values: list[str], cells: list[Any]) -> None:
+    column = {"f": {"kind": "category", "values": values, "outside": "other", "missing": "other"}}
+    found = encoded(column, {"f": pa.array(cells), "died": ["no"] * 3})
+    trained = np.stack([found[f"f={value}"] for value in (*values, "other")], 1).argmax(1)
+    kept = schema(column).model_dump(mode="json")
+    codes = rows.codes([{"f": cell} for cell in cells], kept)[:, 0]
+    assert trained.tolist() == [3 if np.isnan(code) else code for code in codes]
+    assert trained.tolist()[:2] == [0, 1]
+
+
+def test_no_number_is_infinite_and_none_has_other_signs() -> None:
+    for text in ("inf", "1e400", "1_000", "\u0663"):
+        with pytest.raises(ValueError, match="is no number|is not finite"):
+            encoded({"age": NUMBER | {"outside": "clip"}}, {"age": [text], "died": ["no"]})
+        with pytest.raises(ValueError, match="is no number|is not finite"):
+            rows.code(text, NUMBER)
+    assert rows.code(" 1,5e1", NUMBER) == 15.0
 
 
 # Files ----------------------------------------------------------------------------------------------------------------
@@ -148,6 +197,13 @@ def test_a_header_may_be_as_long_as_genes_are_many(tmp_path: Path) -> None:
     assert len(read("\n".join(lines), tmp_path).features) > 5_000
 
 
+def test_a_cell_may_be_long_beside_quotes(tmp_path: Path) -> None:
+    notes = "".join(f'"{"word, " * 25_000}{i}",{"ab"[i % 2]}\n' for i in range(12))
+    (tmp_path / "t.csv").write_text("text,label\n" + notes)
+    assert len(sources.load_raw(str(tmp_path / "t.csv"), cache_dir=tmp_path / "cache").train[0]) > 8
+    assert len(rows.records_of(tmp_path / "t.csv")) == 12
+
+
 def test_blanks_around_names_change_no_values(tmp_path: Path) -> None:
     text = "age, ward, patient,died\n" + "".join(
         f"{30 + i},{i % 2 + 1:02d},{i // 2:03d},{'no' if i % 3 else 'yes'}\n" for i in range(60)
@@ -180,6 +236,16 @@ def test_a_column_of_splits_with_something_else_is_refused(other: str | None, tm
         given(frame)
 
 
+@pytest.mark.parametrize("words", [["train", "bus", "car"], ["train", "test", "val"]])
+def test_a_column_with_a_meaning_of_its_own_tells_no_splits(words: list[str]) -> None:
+    frame = pd.DataFrame({"age": 7 * np.arange(60.0) % 61, "set": words * 20})
+    data, _ = given((frame, "set"))
+    assert data.class_names == tuple(sorted(words))
+    made = schema({"set": {"kind": "category", "values": words}, "age": NUMBER})
+    data, _ = given(frame.assign(died=["no", "yes"] * 30), Reading(schema=made))
+    assert data.features == (*(f"set={word}" for word in words), "age")
+
+
 def test_a_frame_s_column_of_splits_is_followed() -> None:
     frame = pd.DataFrame(
         {"a": 7 * np.arange(40.0) % 41, "label": [0, 1] * 20, "split": ["train", "train", "train", "test"] * 10}
@@ -204,6 +270,23 @@ def test_a_folder_that_cannot_be_read_is_missed(tmp_path: Path) -> None:
         [sys.executable, "-c", f"{code}walk.walk(Path({str(tmp_path)!r}))"], capture_output=True, text=True
     )
     assert "h1' cannot be read (Permission denied), and its records would be missing" in done.stderr
+
+
+def test_hidden_folders_need_no_right_to_be_read(tmp_path: Path) -> None:
+    for name in (".Trash-0", "lost+found"):
+        walk._missed(tmp_path, PermissionError(13, "Permission denied", str(tmp_path / name)))
+    with pytest.raises(ValueError, match="h1' cannot be read"):
+        walk._missed(tmp_path, PermissionError(13, "Permission denied", str(tmp_path / "h1")))
+
+
+def test_pictures_outside_of_their_folder_are_refused(tmp_path: Path) -> None:
+    folder, kind = tmp_path / "own", pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    folder.mkdir()
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "a.png")
+    cells = [{"bytes": None, "path": "../a.png"}] * 10
+    pq.write_table(pa.table({"image": pa.array(cells, kind), "label": [0, 1] * 5}), folder / "train.parquet")
+    with pytest.raises(ValueError, match="lies outside of"):
+        sources.load(str(folder), cache_dir=tmp_path / "cache")
 
 
 def test_arrays_that_are_not_read_are_told(tmp_path: Path) -> None:
@@ -255,9 +338,12 @@ def test_rows_reach_a_model_by_the_schema_of_its_run(trained: Path) -> None:
     expected = fedstill.evaluate(trained / "run", str(trained / "new.csv"))
     assert expected.accuracy > 0.8  # type: ignore[union-attr]
     for data in ((frame, "died"), (frame.drop(columns="died"), frame["died"]), frame):
-        assert fedstill.evaluate(trained / "run", data).accuracy == expected.accuracy  # type: ignore[union-attr]
+        for model in (trained / "run", fedstill.load_model(trained / "run")):
+            assert fedstill.evaluate(model, data).accuracy == expected.accuracy  # type: ignore[union-attr]
     said = fedstill.load_model(trained / "run").predict(frame.drop(columns=["died", "patient", "hospital"]))
     assert (said == frame["died"]).mean() == expected.accuracy  # type: ignore[union-attr]
+    both = fedstill.evaluate(trained / "run", pd.read_csv(trained / "p.csv"))
+    assert any("judged are the 80 records of the test split, of 240" in remark for remark in both.remarks)
     bare = fedstill.load_data(str(trained / "p.csv"), label_column="died")
     with pytest.raises(InputError, match="was read without the run's schema"):
         fedstill.evaluate(trained / "run", bare)
@@ -322,6 +408,14 @@ def test_runs_on_one_file_add_up_however_it_is_named(
         main(["run", "afl", "--data", data, "--schema-file", str(by), *task, "--out", str(tmp_path / str(i))])
     told = [*remarks([read_run(tmp_path / str(i)) for i in range(2)])]
     assert any("all 2 runs of these records has an epsilon of up to 2" in remark for remark in told), told
+    for i in range(2):
+        place = tmp_path / str(i) / "config.json"
+        content = json.loads(place.read_text())
+        content["experiment"]["data"] = "./p.csv"
+        if i == 0:  # as former code wrote it
+            del content["data_path"]
+        place.write_text(json.dumps(content))
+    assert [*remarks([read_run(tmp_path / str(i)) for i in range(2)])] == told
 
 
 # A published program --------------------------------------------------------------------------------------------------

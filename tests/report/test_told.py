@@ -85,6 +85,18 @@ def test_own_records_at_a_known_place_stay_own(place: str, tmp_path: Path, monke
     assert "--partition iid" in share_out(Experiment(data=place, partition="iid", clients=2), None).drawn
 
 
+def test_own_pictures_of_several_sizes_at_a_known_place_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(40):
+        place = tmp_path / "cifar10" / "train" / "ab"[i % 2] / f"{i}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (30 + i % 3, 31), (i, 2 * i, 3 * i)).save(place)
+    monkeypatch.setenv("FEDSTILL_DATA", str(tmp_path))
+    for load in (sources.load, sources.load_raw):
+        assert not load("cifar10", Reading(size=8), cache_dir=tmp_path / "cache").known  # type: ignore[operator]
+
+
 def test_published_data_are_known(real_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sources.load("digits").known
     monkeypatch.setenv("FEDSTILL_DATA", str(real_data))

@@ -1,6 +1,7 @@
 """Decoding of tables into records of one shape, 8-bit images or vectors, with integer classes."""
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -289,7 +290,7 @@ def _decode(cells: Iterable[Any], count: int, where: str, folder: Path | None, f
         name += f" ({path})" if path else ""
         if encoded is None and folder is None:
             raise ValueError(f"{name} has a path alone, whose file may change unseen; write its bytes into the table")
-        image = pictures.opened(encoded if encoded is not None else (folder or Path()) / str(path), name)
+        image = pictures.opened(encoded if encoded is not None else _inside(folder, str(path), name), name)
         pixels = fit(image, name) if fit else pictures.exact(image, name)
         if images is None:
             height, width, channels = pixels.shape
@@ -303,6 +304,15 @@ def _decode(cells: Iterable[Any], count: int, where: str, folder: Path | None, f
         images[i] = pixels.transpose(2, 0, 1)
     assert images is not None, "no records"
     return images
+
+
+def _inside(folder: Path | None, path: str, name: str) -> Path:
+    """The place of a picture; one outside of the folder could change unseen, as only the folder's files are watched."""
+    assert folder is not None
+    place = folder / path
+    if folder != Path() and not Path(os.path.abspath(place)).is_relative_to(os.path.abspath(folder)):
+        raise ValueError(f"{name} lies outside of {str(folder)!r}; move it there, or write its bytes into the table")
+    return place
 
 
 def resized(read: Callable[[], tuple[Split, Split | None]], size: int) -> tuple[Split, Split | None]:

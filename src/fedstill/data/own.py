@@ -214,7 +214,11 @@ def records_of(data: Any, reading: Reading = AS_IT_IS) -> Split:
         ValueError: as `given`.
     """
     train, test = _splits(data, "the data", reading)
-    return train if test is None else test
+    if test is None:
+        return train
+    count = len(test.labels)
+    told = f"judged are the {count:,} records of the test split, of {count + len(train.labels):,}"
+    return replace(test, remarks=(told, *test.remarks))
 
 
 def _is_pair(data: Sequence[Any]) -> bool:

@@ -2,7 +2,7 @@
 
 import os
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -100,6 +100,7 @@ def unified(root: Path, files: Sequence[tuple[Path, str]], label: Stated = None)
 
     several = len({folder for _, folder in files}) > 1
     tables: list[pa.Table] = []
+    stated: dict[str, tuple[Path, tuple[str, ...]]] = {}
     for file, folder in files:
         table = read_table(root / file, label)
         if len(files) > 1:  # some hospital's file may have an index, another's none
@@ -113,8 +114,7 @@ def unified(root: Path, files: Sequence[tuple[Path, str]], label: Stated = None)
                 f"{str(here)!r} of {str(root)!r} has the column {column!r}, but {str(there)!r} has not; give all files "
                 "of a split the same columns"
             )
-        if tables:
-            _check_names(root, file, table, files[0][0], tables[0])
+        _check_names(root, file, table, stated)
         tables.append(table.select(tables[0].column_names) if tables else table)
     try:
         return pa.concat_tables(tables, promote_options="permissive")
@@ -122,17 +122,18 @@ def unified(root: Path, files: Sequence[tuple[Path, str]], label: Stated = None)
         raise _other_type(root, files, tables) from error
 
 
-def _check_names(root: Path, file: Path, table: "pa.Table", first: Path, other: "pa.Table") -> None:
-    """Refuse a file whose classes have other numbers than those of the first one, by the names that both state."""
+def _check_names(root: Path, file: Path, table: "pa.Table", stated: dict[str, tuple[Path, tuple[str, ...]]]) -> None:
+    """Refuse a file whose classes have other numbers than those of an earlier one, by the names that both state."""
     for column in table.column_names:
-        here, there = (class_names_of(one.schema.metadata, column) for one in (table, other))
-        if here and there and here != there:
+        here = class_names_of(table.schema.metadata, column)
+        earlier, there = stated.setdefault(column, (file, here)) if here else (file, here)
+        if here != there:
             at = next((i for i, pair in enumerate(zip(here, there, strict=False)) if pair[0] != pair[1]), None)
             at = min(len(here), len(there)) if at is None else at
             said, before = (repr(names[at]) if at < len(names) else "no class" for names in (here, there))
             raise ValueError(
                 f"class {at} of the column {column!r} is {said} in {str(file)!r} of {str(root)!r}, but {before} in "
-                f"{str(first)!r}; write all files with one list of classes (ClassLabel)"
+                f"{str(earlier)!r}; write all files with one list of classes (ClassLabel)"
             )
 
 
@@ -304,7 +305,7 @@ def _read_tables(
         fit: makes pictures alike.
         label: the column of the classes, if it is stated.
     """
-    taken, table = _by_column(taken, table)
+    taken, table = _by_column(taken, table, _roles(known, label))
     train, test = _chosen(list(taken), where, known)
     folder = place.root if isinstance(place, walk.Walk) else place
     columns: list[str] = []
@@ -341,8 +342,15 @@ _SPLIT_COLUMNS = ("split", "set", "subset", "partition", "fold", "phase")
 """Names of a column that may tell the split of each row, in small letters."""
 
 
+def _roles(known: Known | None, label: Stated) -> tuple[str, ...]:
+    """Columns that have a meaning of their own, whatever their names."""
+    if isinstance(label, TableSchema):
+        return (*label.columns, label.target, *filter(None, (label.group, label.site)))
+    return labels_of(known, label)
+
+
 def _by_column(
-    taken: Mapping[str, str], table: Callable[[str], "pa.Table"]
+    taken: Mapping[str, str], table: Callable[[str], "pa.Table"], roles: Collection[str] = ()
 ) -> "tuple[Mapping[str, str], Callable[[str], pa.Table]]":
     """The splits of a source that has one only, by its column of words for splits, if there is such a column."""
     import pyarrow.compute as pc
@@ -352,7 +360,7 @@ def _by_column(
     (only,) = taken
     rows = table(only)
     for name in rows.column_names:
-        if name.casefold() not in _SPLIT_COLUMNS or not vectors.is_text(rows.schema.field(name).type):
+        if name in roles or name.casefold() not in _SPLIT_COLUMNS or not vectors.is_text(rows.schema.field(name).type):
             continue
         words = [word for word in pc.unique(rows[name]).to_pylist() if word is not None]
         splits = {word: walk.SPLITS.get(word.casefold().strip()) for word in words}

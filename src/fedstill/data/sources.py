@@ -398,17 +398,18 @@ def place_of(data: str | Path) -> str:
 def _cached(name_or_path: str, reading: Reading, cache_dir: Path | None) -> tuple[Source, cache.CacheEntry, str]:
     source = find(name_or_path, reading)
     folder = (cache_dir or cache.default_folder()) / source.folder
-
-    def made() -> cache.CacheEntry:
-        return complete(*source.read(), source.name, source.known, reading)
-
-    return source, *cache.cached(folder, source.state, made)
+    return source, *cache.cached(
+        folder, source.state, lambda: complete(*source.read(), source.name, source.known, reading)
+    )
 
 
 def _is_published(source: Source, entry: cache.CacheEntry, fingerprint: str, cache_dir: Path | None) -> bool:
     """Whether the records are published ones; of images of another size, whether those are that they were made from."""
     if source.known is not None and source.known.content and source.reading.size is not None:
-        source, entry, fingerprint = _cached(source.name, replace(source.reading, size=None), cache_dir)
+        try:
+            source, entry, fingerprint = _cached(source.name, replace(source.reading, size=None), cache_dir)
+        except ValueError:  # pictures of several sizes, say
+            return False
     return is_published(source, entry, fingerprint)
 
 

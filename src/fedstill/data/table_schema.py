@@ -22,10 +22,9 @@ follow from it, the same at every site, so that nothing of them is measured from
 import csv
 import hashlib
 import io
-import math
 import re
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import date
 from pathlib import Path
@@ -33,11 +32,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import field_validator, model_validator
+from pydantic import ValidationError, field_validator, model_validator
 from typing_extensions import override
 
 from fedstill.base.lookup import nfc, suggestion
-from fedstill.base.settings import Settings, read_toml
+from fedstill.base.settings import Settings, read_toml, sentence
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,10 +68,10 @@ class Column(Settings):
     outside: Literal["refuse", "clip", "other"] = "refuse"
     """What becomes of a value outside of ``range`` (clip it) or ``values`` (a category of its own)."""
 
-    @field_validator("values")
+    @field_validator("values", "missing")
     @classmethod
-    def _composed(cls, values: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(nfc(value.strip()) for value in values)  # as cells are
+    def _composed(cls, value: Any) -> Any:
+        return _as_cells(value)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -112,6 +111,13 @@ class Column(Settings):
         return low, high
 
 
+def _as_cells(value: Any) -> Any:
+    """Texts as those of cells are compared: with composed letters, without outer blanks."""
+    if isinstance(value, tuple):
+        return tuple(map(_as_cells, value))
+    return nfc(value.strip()) if isinstance(value, str) else value
+
+
 def _day(value: object) -> float:
     return float(date.fromisoformat(str(value)[:10]).toordinal())
 
@@ -133,6 +139,11 @@ class TableSchema(Settings):
     """Column of the person (or whatever keeps together), whose values stay on one side of every split."""
     site: str | None = None
     """Column of the site, for --partition by:COLUMN."""
+
+    @field_validator("classes")
+    @classmethod
+    def _composed(cls, value: Any) -> Any:
+        return _as_cells(value)
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -171,6 +182,18 @@ class TableSchema(Settings):
         place = Path(path).expanduser()
         none = f"there is no schema {str(path)!r}; draft one with fedstill data schema FILE"
         return read_toml(cls, place, f"the schema {str(path)!r}", none)
+
+    @classmethod
+    def kept(cls, content: Mapping[str, Any], where: str) -> "TableSchema":
+        """The schema that a run has kept.
+
+        Raises:
+            ValueError: it is refused today; ``where`` names the run.
+        """
+        try:
+            return cls(**content)
+        except ValidationError as error:
+            raise ValueError(f"the schema that {where} has kept is refused: {sentence(error, kind=cls)}") from error
 
     @property
     def digest(self) -> str:
@@ -256,16 +279,26 @@ def _texts(values: "pd.Series[Any]", words: Collection[str] = ()) -> "pd.Series[
     """
     import pandas as pd
 
-    if pd.api.types.is_bool_dtype(values):
+    if pd.api.types.infer_dtype(values, skipna=True) == "boolean":
         values = values.map({True: "true", False: "false"})
-    elif pd.api.types.is_float_dtype(values):
-        values = values.map(_number_text, na_action="ignore")
     texts = values.astype("string").str.strip().map(nfc, na_action="ignore")
+    if pd.api.types.is_float_dtype(values):
+        texts = texts.str.removesuffix(".0")
+    if numbers := _by_number(words):
+        known = {*words}
+        texts = texts.map(lambda text: text if text in known else numbers.get(_number(text), text), na_action="ignore")
     return texts.mask(texts.str.lower().isin(_GAPS) & ~texts.isin([*words]))
 
 
-def _number_text(value: float) -> str:
-    return str(int(value)) if math.isfinite(value) and value == int(value) else repr(float(value))
+def _by_number(words: Collection[str]) -> dict[float | None, str]:
+    """The words that are numbers, by these: 1 and 1.0 are one value, whichever a file, a frame or a schema has."""
+    numbers = [_number(word) for word in words]
+    return {n: word for n, word in zip(numbers, words, strict=True) if n is not None and numbers.count(n) == 1}
+
+
+def _number(text: str) -> float | None:
+    """The number of a text without leading zeros, which codes have."""
+    return float(text) if re.fullmatch(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?", text) else None
 
 
 def _places(values: "pd.Series[Any]", where: str) -> list[str]:
@@ -389,7 +422,7 @@ def _numbers(values: "pd.Series[Any]", where: str) -> NDArray[np.float64]:
             )
         texts = texts.str.replace(",", ".", regex=False)
     found = pd.to_numeric(texts, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-    wrong = np.isnan(found) & ~texts.isna().to_numpy()
+    wrong = ~np.isfinite(found) & ~texts.isna().to_numpy()
     if wrong.any():
         raise ValueError(f"{where} has {values[wrong].iloc[0]!r}, which is no number; correct it, or set another kind")
     return found
@@ -442,7 +475,7 @@ def read_csv(path: Path, *, as_text: bool) -> "pa.Table":
     try:
         separator, header = _header(text, path)
         if '"' in text:  # Arrow takes the rest of a file for a cell whose quote nobody closes
-            deque(csv.reader(io.StringIO(text), delimiter=separator, strict=True), maxlen=0)
+            _check_quotes(text, separator)
     except csv.Error as error:
         raise ValueError(
             f"{str(path)!r} cannot be read as CSV ({error}); give each quoted cell a quote at both of its ends, and "
@@ -458,7 +491,7 @@ def read_csv(path: Path, *, as_text: bool) -> "pa.Table":
             convert_options=arrow.ConvertOptions(
                 column_types=types,
                 strings_can_be_null=True,
-                null_values=["", "NA", "N/A", "NaN", "nan", "null", "NULL", "?"],
+                null_values=[""] if as_text else ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "?"],
                 decimal_point=decimal,
             ),
         )
@@ -468,6 +501,14 @@ def read_csv(path: Path, *, as_text: bool) -> "pa.Table":
             f"{str(path)!r} cannot be read as CSV ({reason}); give each row as many cells as the header"
         ) from error
     return table.rename_columns(names)
+
+
+def _check_quotes(text: str, separator: str) -> None:
+    before = csv.field_size_limit(len(text) + 1)
+    try:
+        deque(csv.reader(io.StringIO(text), delimiter=separator, strict=True), maxlen=0)
+    finally:
+        csv.field_size_limit(before)
 
 
 def _header(text: str, path: Path) -> tuple[str, list[str]]:

@@ -8,8 +8,9 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from fedstill.base.errors import install
 from fedstill.base.files import is_utf8
@@ -28,7 +29,7 @@ TABLES = (".parquet", ".pq", ".parq")
 """Endings of tables, in small letters."""
 CSV = (".csv", ".tsv")
 """Endings of CSV files, which are read where there are no pictures and no tables with types."""
-_HIDDEN = ("__MACOSX", "__pycache__")
+_HIDDEN = ("__MACOSX", "__pycache__", "lost+found", "System Volume Information")
 _NO_RECORDS = {"thumbs.db", "ehthumbs.db", "desktop.ini", "_success", "_metadata", "_common_metadata"}
 _PROSE = {".txt", ".md", ".rst", ".pdf", ".html", ".htm", ".log", ".crc", ".sha256", ".md5", ".lock"}
 _DOCUMENTS = {
@@ -74,7 +75,7 @@ def files(root: Path) -> Iterator[Path]:
     Raises:
         ValueError: a link leads back to a folder above it, or a folder cannot be read.
     """
-    for folder, below, names in os.walk(root, followlinks=True, onerror=_unreadable):
+    for folder, below, names in os.walk(root, followlinks=True, onerror=partial(_missed, root)):
         below.sort()
         for name in below:
             path = Path(folder, name)
@@ -83,8 +84,11 @@ def files(root: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in sorted(names))
 
 
-def _unreadable(error: OSError) -> NoReturn:
-    """Refuse a folder whose records would be missing."""
+def _missed(root: Path, error: OSError) -> None:
+    """Refuse a folder that cannot be read, and whose records would be missing; hidden ones have none."""
+    below = Path(str(error.filename)).relative_to(root).parts
+    if any(part.startswith(".") or part in _HIDDEN for part in below):
+        return
     why = f"the folder {str(error.filename)!r} cannot be read ({error.strerror}), and its records would be missing"
     raise ValueError(f"{why}; give the user of this program the right to read it, or move it away") from error
 

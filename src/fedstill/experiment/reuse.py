@@ -107,7 +107,7 @@ def check_schema(run: Path, begun: Config | None, experiment: Experiment) -> Non
 def _other_schema(content: Config, experiment: Experiment) -> bool:
     """Whether the schema of the table, which is the content of a file, is no more that of a run."""
     kept, now = content.table_schema, experiment.table_schema
-    return kept is not None and (now is None or TableSchema(**kept).digest != now.digest)
+    return kept is not None and (now is None or TableSchema.kept(kept, "the run").digest != now.digest)
 
 
 def public_facts(experiment: Experiment) -> dict[str, str]:

@@ -18,6 +18,7 @@ from fedstill.base.errors import front_door
 from fedstill.base.records import Normalisation
 from fedstill.base.weights import load, state
 from fedstill.data import features, own
+from fedstill.data.decode import plain_types
 from fedstill.data.table_schema import TableSchema
 from fedstill.evaluation import in_unit
 from fedstill.experiment.job import Job
@@ -124,7 +125,7 @@ class Trained(nn.Module):
     def _outputs(self, records: Any) -> Float[Tensor, "n classes"]:
         """What `forward` returns of records of any kind, without gradients."""
         if self.schema is not None and (hasattr(records, "columns") or hasattr(records, "column_names")):
-            records = self.schema.vectors(own.table(records, "the table"), "the table")
+            records = self.schema.vectors(plain_types(own.table(records, "the table")), "the table")
         elif self.columns and (hasattr(records, "columns") or hasattr(records, "column_names")):
             names = list(getattr(records, "column_names", None) or records.columns)
             if lacking := next((name for name in self.columns if name not in names), None):
@@ -226,5 +227,5 @@ def _restored(folder: Path, name: str, method: Method, weights: dict[str, Tensor
     assert target is None or len(target) == 2, "a range has two ends"
     columns = tuple(map(str, header.get("columns", ())))
     kept = RunFolder(folder).read_config().table_schema
-    schema = None if kept is None or backbone is not None else TableSchema(**kept)
+    schema = None if kept is None or backbone is not None else TableSchema.kept(kept, str(folder))
     return Trained(network, shape, class_names, normalisation, backbone, columns, target, schema)

@@ -126,7 +126,7 @@ class RunRecord:
             ValueError: an earlier version kept the path alone, and the file there can't be read.
         """
         if (kept := self.config.get("table_schema")) is not None:
-            return TableSchema(**kept)
+            return TableSchema.kept(kept, str(self.folder))
         named = self.config["experiment"].get("schema_file")
         return None if named is None else TableSchema.read(named)
 

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 _GAPS = {"", "na", "n/a", "nan", "null", "none", "?", ".", "-", "<na>", "nat"}
 _TRUE, _FALSE = {"true", "t", "yes", "y", "1", "1.0"}, {"false", "f", "no", "n", "0", "0.0"}
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}([T ].*)?")
 
 
@@ -105,10 +106,13 @@ def records_of(table: Any) -> list[Mapping[str, Any]]:
 def _of_csv(text: str) -> list[Mapping[str, Any]]:
     first = text.lstrip("\n").partition("\n")[0]
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t|", key=first.count), strict=True)
+    before = csv.field_size_limit(len(text) + 1)
     try:
         found = [row for row in reader if row]
     except csv.Error as error:
         raise ValueError(f"the file cannot be read as CSV ({error}); give each quoted cell two quotes") from None
+    finally:
+        csv.field_size_limit(before)
     if not found:
         raise ValueError("the file has no header; its first row names the columns")
     names = [_text(name) for name in found.pop(0)]
@@ -168,10 +172,9 @@ def code(value: Any, column: Mapping[str, Any]) -> float:
     if kind == "number":
         if "," in text and "." in text:
             raise ValueError("with comma and point; write numbers with one decimal sign alone")
-        try:
-            number = float(text.replace(",", "."))
-        except ValueError:
-            raise ValueError("which is no number; correct it") from None
+        if not _NUMBER.fullmatch(text := text.replace(",", ".")):
+            raise ValueError("which is no number; correct it")
+        number = float(text)
         if not math.isfinite(number):
             raise ValueError("which is not finite; correct it")
         return number
@@ -185,6 +188,9 @@ def code(value: Any, column: Mapping[str, Any]) -> float:
             raise ValueError("which is neither true nor false; correct it")
         return float(text.lower() in _TRUE)
     values = list(column["values"])
+    if text not in values:
+        alike = [word for word in values if _plain(word) == _plain(text) is not None]
+        text = alike[0] if len(alike) == 1 else text
     if text not in values and column["outside"] != "other":
         raise ValueError(f"which is none of {', '.join(values[:8])}; correct it")
     return float(values.index(text) if text in values else len(values))
@@ -200,5 +206,10 @@ def _text(value: Any) -> str:
     if isinstance(value, bool | np.bool_):
         return "true" if value else "false"
     if isinstance(value, float | np.floating):
-        return str(int(value)) if math.isfinite(value) and value == int(value) else repr(float(value))
+        return str(value).removesuffix(".0")
     return unicodedata.normalize("NFC", str(value).strip())
+
+
+def _plain(text: str) -> float | None:
+    """The number of a text without leading zeros, which codes have: 1 and 1.0 are one category."""
+    return float(text) if re.fullmatch(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?", text) else None

@@ -152,7 +152,8 @@ def _on_the_same_records(real: Sequence[RunRecord]) -> list[list[RunRecord]]:
         if record.counts is None:
             marks = {"the records of real sites"}
         else:
-            marks.add(("data", record.config.get("data_path") or record.config["experiment"]["data"]))
+            named = record.config.get("data_path"), record.config["experiment"]["data"]
+            marks.update(("data", name) for name in named if name is not None)
         same = [one for one in found if one[0] & marks]
         found = [one for one in found if one not in same]
         found.append((marks.union(*(one[0] for one in same)), [*(run for one in same for run in one[1]), record]))
