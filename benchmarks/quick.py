@@ -74,6 +74,7 @@ SHORT = {
     "public_votes": "public_votes.sh",
     "reply_times": "reply_times.py --repeats 2",
     "rogue_clients": "rogue_clients.py",
+    "secagg_workflow": "secagg_workflow.py --clients 3 --numbers 1000 --out {out}.json",
     "site_ledger": "site_ledger.py --quick",
     "soft_labels": "soft_labels.sh",
     "stacking": "stacking.sh",

@@ -54,6 +54,13 @@ def test_memory_is_flat_in_the_number_of_clients() -> None:
         assert row["memory_MB"] < 1.1 * table[0]["memory_MB"]
 
 
+def test_the_table_beside_flower_s_workflow_is_that_of_its_file() -> None:
+    pytest.importorskip("flwr", reason="the workflow is Flower's, of pip install 'fedstill[flower]'")
+    rows = json.loads((RESULTS / "secagg_workflow.json").read_text())["rows"]
+    assert "\n".join(benchmark.load("secagg_workflow").table(rows)) in PAGE
+    assert all(row["secagg_plus"]["largest_error"] < 1e-5 and row["secagg_plus"]["messages"] == 4 for row in rows)
+
+
 def test_every_row_of_costs_is_on_the_page() -> None:
     for row in json.loads((RESULTS / "sum_costs.json").read_text())["rows"]:
         upload = row["masked"]["client_bytes"]
