@@ -154,7 +154,8 @@ def asked(rows: Sequence[Row]) -> list[Asked]:
     questions = []
     for place in places():
         there = [row for row in rows if in_place(row, place)]  # failed ones too
-        seeds = {label: {row["seed"] for row in there if row["label"] == label} for label in plan.methods()}
+        planned = [label for label in plan.methods() if plan.seeds(label, *place[1:])]
+        seeds = {label: {row["seed"] for row in there if row["label"] == label} for label in planned}
         number = sum(map(bool, seeds.values()))
         short = any(found and not {*plan.SEEDS} <= found for found in seeds.values())
         for group in ANSWERED:
@@ -424,10 +425,12 @@ runs (`fedstill attack`), true positives at 1 % false positives and their 95 % i
 records, seed 0. The attacker sees the final model only: "real" sends records in clear, whatever its TPR. All attacks of
 before 2026-11-25 were withdrawn: their scores were tied where models are not confident. Bytes are the least and the
 most of the splits, seconds the mean over them; a figure has those of its own split. "fens" asks its clients again for a
-small aggregator after their one upload, "fedgm-labels" asks twice for images. Left out: methods with a model for each
-client (FedRD with records, FedCGS's personal form), since their accuracies are not those of one model;
-DENSE with its authors' constants; FAFI and FedSD2C, whose clients train for as long as a whole row
-here; and FedLPA, DeepAFL and Sim-PE, which came later: their pages compare them with rows of this one.
+small aggregator after their one upload, "fedgm-labels" asks twice for images, "deepafl" for a sum for each of its
+blocks. Records of "sim-pe" elect among the rows' public images, which are generated textures, a poor pool; [its
+page](methods/sim-pe.md) has one of real pictures. DeepAFL, FedLPA and Sim-PE came later and have ten clients only. Left
+out: methods with a model for each client (FedRD with records, FedCGS's personal form), since their accuracies
+are not those of one model; DENSE with its authors' constants; FAFI and FedSD2C, whose clients train for as long as a
+whole row here.
 
 A row is a run folder; [results](../benchmarks/board/results) has its numbers, command, commit of the source, date and
 digest of the final weights. Its command repeats it, to the bit on the same kind of processor with one thread

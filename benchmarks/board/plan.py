@@ -103,8 +103,10 @@ def methods() -> dict[str, dict[str, Any]]:
     return found
 
 
-def seeds(label: str, split: str) -> tuple[int, ...]:
-    """The seeds of a row's runs on a split."""
+def seeds(label: str, split: str, clients: int) -> tuple[int, ...]:
+    """The seeds of a row's runs on a split; none for a number of clients that the row leaves out."""
+    if clients not in methods()[label].get("clients", CLIENTS):
+        return ()
     more = content().get("more seeds", {"splits": [], "rows": []})
     return (*SEEDS, *MORE) if split in more["splits"] and label in more["rows"] else SEEDS
 
@@ -142,7 +144,7 @@ def jobs() -> list[Job]:
     for number, group in enumerate(cells()):
         for cell in group:
             for label in rows:
-                if cell.seed in seeds(label, cell.split):
+                if cell.seed in seeds(label, cell.split, cell.clients):
                     found += [Job("try", label, tuning(cell.data), i) for i in range(TRIES)]
                     found.append(Job("run", label, cell))
         if number == 2:

@@ -185,8 +185,9 @@ def test_the_plan_has_every_cell_once_and_tries_before_runs(board: ModuleType) -
     assert len(jobs) == len(set(jobs))
     labels = list(plan.methods())
     runs = [job for job in jobs if job.kind == "run"]
-    more = len(plan.content()["more seeds"]["rows"]) * 3 * 2 * len(plan.MORE)
-    assert len(runs) == len(labels) * 3 * 4 * 2 * 3 + more and len({job.name for job in runs}) == len(runs)
+    sizes = {label: len(row.get("clients", plan.CLIENTS)) for label, row in plan.methods().items()}
+    more = sum(sizes[label] for label in plan.content()["more seeds"]["rows"]) * 3 * len(plan.MORE)
+    assert len(runs) == sum(sizes.values()) * 3 * 4 * 3 + more and len({job.name for job in runs}) == len(runs)
     assert sum(job.kind == "try" for job in jobs) == plan.TRIES * len(labels) * 3
     place = {job: i for i, job in enumerate(jobs)}
     for job in runs:
