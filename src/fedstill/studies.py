@@ -428,7 +428,7 @@ class _Labelled(NamedTuple):
 
     Attributes:
         records: images, vectors or texts.
-        labels: their classes; of numbers, empty.
+        labels: their classes, ``(n,)``.
         class_names: names of the classes; none if labels are numbers.
         columns: names of the columns of vectors.
         persons: the person of each record; None where nobody is known.
