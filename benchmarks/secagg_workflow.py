@@ -11,16 +11,15 @@ content. The mean that comes out is compared with that of the clients' numbers. 
 
 import argparse
 import json
-import platform
 import time
 from collections.abc import Callable, Iterable
 from copy import deepcopy
-from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import record
 import sum_costs
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.client.mod import secaggplus_mod
@@ -134,12 +133,7 @@ def main() -> None:
                 row[name] = {key: float(f"{value:.3g}") for key, value in measure(clients, length).items()}
             rows.append(row)
             print(json.dumps(row), flush=True)
-    facts = {
-        "date": date.today().isoformat(),
-        "machine": platform.machine(),
-        "command": "python benchmarks/secagg_workflow.py",
-    }
-    chosen.out.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
+    record.keep(chosen.out, rows)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def test_memory_is_flat_in_the_number_of_clients() -> None:
 
 def test_the_table_beside_flower_s_workflow_is_that_of_its_file() -> None:
     pytest.importorskip("flwr", reason="the workflow is Flower's, of pip install 'fedstill[flower]'")
-    rows = json.loads((RESULTS / "secagg_workflow.json").read_text())["rows"]
+    rows = json.loads((RESULTS / "secagg_workflow.json").read_text())["table"]
     assert "\n".join(benchmark.load("secagg_workflow").table(rows)) in PAGE
     assert all(row["secagg_plus"]["largest_error"] < 1e-5 and row["secagg_plus"]["messages"] == 4 for row in rows)
 
