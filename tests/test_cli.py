@@ -855,7 +855,7 @@ def test_an_interruption_waits_for_imports_which_would_end_in_an_abort(tmp_path:
     )
     (tmp_path / "hurt.py").write_text(hurt + "class Mine(FedAvg):\n    pass\nopen('whole', 'w').close()\n")
     code = "import signal\nfrom fedstill.cli import main\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    code += "main(['run', 'hurt.py:Mine', '--data', 'digits'])"
+    code += "main(['run', 'hurt.py:Mine', '--data', 'digits', '--model', 'linear', '--quiet'])"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.strip()) == (130, "interrupted; repeat the command to resume")
     assert (tmp_path / "whole").exists()

@@ -142,9 +142,8 @@ def _check_schema(schema: str | None, data: DataSet | None) -> None:
 
 def _given(data: Any, settings: dict[str, Any]) -> tuple[DataSet | str | None, dict[str, Any]]:
     """The name or path of the data, or the data set of an object; the settings with a list's partition by client."""
-    if isinstance(data, DataSet):
-        _check_schema(settings.get("schema_file"), data)
     if data is None or isinstance(data, DataSet):
+        _check_schema(settings.get("schema_file"), data)
         return data, settings
     if isinstance(data, str | Path):
         return place_of(data), settings

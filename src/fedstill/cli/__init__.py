@@ -126,7 +126,8 @@ def _whole_imports() -> Iterator[None]:
             frame = frame.f_back
         raise KeyboardInterrupt
 
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or not _is_main_thread():
+    in_main = threading.current_thread() is threading.main_thread()
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or not in_main:
         yield
         return
     signal.signal(signal.SIGINT, interrupt)
@@ -136,10 +137,6 @@ def _whole_imports() -> Iterator[None]:
         for timer in waiting:
             timer.cancel()
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _is_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
 
 
 def _of_the_disk(error: OSError) -> str:

@@ -288,8 +288,6 @@ def _decode(cells: Iterable[Any], count: int, where: str, folder: Path | None, f
         if encoded is None and path is None:
             raise ValueError(f"{name} is missing; drop the record or add its image")
         name += f" ({path})" if path else ""
-        if encoded is None and folder is None:
-            raise ValueError(f"{name} has a path alone, whose file may change unseen; write its bytes into the table")
         image = pictures.opened(encoded if encoded is not None else _inside(folder, str(path), name), name)
         pixels = fit(image, name) if fit else pictures.exact(image, name)
         if images is None:
@@ -307,8 +305,9 @@ def _decode(cells: Iterable[Any], count: int, where: str, folder: Path | None, f
 
 
 def _inside(folder: Path | None, path: str, name: str) -> Path:
-    """The place of a picture; one outside of the folder could change unseen, as only the folder's files are watched."""
-    assert folder is not None
+    """The place of a picture, unless it could change unseen: only the files of a folder are watched."""
+    if folder is None:
+        raise ValueError(f"{name} has a path alone, whose file may change unseen; write its bytes into the table")
     place = folder / path
     if folder != Path() and not Path(os.path.abspath(place)).is_relative_to(os.path.abspath(folder)):
         raise ValueError(f"{name} lies outside of {str(folder)!r}; move it there, or write its bytes into the table")

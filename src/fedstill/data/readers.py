@@ -418,7 +418,8 @@ _NAMES = {
     "test": (("x_test", "y_test"), ("test_images", "test_labels")),
 }
 """Names of a split's records and labels: Keras', then MedMNIST's, whose validation records are left out."""
-_NO_COLUMNS = {name for pairs in _NAMES.values() for pair in pairs for name in pair} | {"val_images", "val_labels"}
+_READ = {name for pairs in _NAMES.values() for pair in pairs for name in pair}
+_NO_COLUMNS = _READ | {"val_images", "val_labels"}
 
 
 def read_npz(path: Path, label: Stated = None) -> tuple[Split, Split | None]:
@@ -458,8 +459,7 @@ def read_npz(path: Path, label: Stated = None) -> tuple[Split, Split | None]:
             "rename them"
         )
     test = _split(arrays, "test", path)
-    read = {name for pairs in _NAMES.values() for pair in pairs for name in pair}
-    if left := [name for name in arrays if name not in read and name not in train.columns]:
+    if left := [name for name in arrays if name not in _READ and name not in train.columns]:
         train = replace(
             train, remarks=(*train.remarks, f"not read: the array{'s' * (len(left) > 1)} {', '.join(left)}")
         )
