@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from fedstill.base.seeds import Simulated, stream
 from fedstill.privacy.column_sums import ColumnSums, ColumnTotals
 from fedstill.privacy.dp_sgd import per_record_cross_entropy
-from fedstill.privacy.integer_sums import IntegerClassSums, IntegerMoments, IntegerUpdate
+from fedstill.privacy.integer_sums import IntegerClassSums, IntegerHead, IntegerMoments, IntegerUpdate
 from fedstill.privacy.logistic import BinaryHead, LogisticHead
 from fedstill.privacy.mechanisms import ClassSums, ClippedUpdate, Histogram, NoisySum
 from fedstill.privacy.per_record import ClippedGradients
@@ -49,6 +49,11 @@ def ended(compute: Callable[[], Any]) -> tuple[Any, str, float]:
     except Exception as error:
         value, outcome = None, type(error).__name__
     return value, outcome, time.process_time() - start
+
+
+def largest(lengths: Sequence[float]) -> float:
+    """The largest of some lengths; NaN if one is NaN, which counts against the mechanism."""
+    return math.nan if any(map(math.isnan, lengths)) else max(lengths)
 
 
 # --- sums
@@ -117,22 +122,27 @@ def records(columns: int, radius: float, count: int, seed: int) -> Iterator[Tens
         yield (drawn * size).float()
 
 
-def climbed(moved: Callable[[Tensor], float], best: Tensor, steps: int, seed: int) -> tuple[float, Tensor]:
-    """The furthest of rows that begin at ``best``, each a random change of the best so far."""
+def climbed(moved: Callable[[Tensor], float], best: Tensor, steps: int, seed: int) -> list[tuple[float, Tensor]]:
+    """Rows that begin at ``best``, each a random change of the furthest so far, with how far each moves."""
     rng = stream(seed, "climb")
-    top = moved(best)
+    tried = [(moved(best), best)]
+    top = tried[0]
     for i in range(steps):
         change = torch.randn(best.shape, generator=rng, dtype=torch.float64) * 10.0 ** -(i % 16)
-        row = best.double() * (1 + change)
-        if (here := moved(row)) > top:
-            top, best = here, row
-    return top, best
+        row = top[1].double() * (1 + change)
+        tried.append((moved(row), row))
+        top = max(top, tried[-1], key=lambda pair: pair[0])
+    return tried[1:]
 
 
-def columns_of(columns: int, radius: float) -> Iterator[tuple[str, Sum]]:
+def of_columns(columns: int, radius: float) -> Iterator[tuple[str, Sum]]:
     """The sums of a table's columns, whose ranges are [-1, 1] whatever the radius is."""
     made = ColumnSums(num_classes=CLASSES, columns=columns, noise_multiplier=0.0)
     yield "ColumnSums", Sum(made, lambda rows: made(rows, quiet()))
+
+
+TRIES = {1: 1700, 16: 1700, 512: 60, 2048: 12}  # of moments, whose values grow with the square of the columns
+TRIES_OF_ROWS = 1100
 
 
 def search_sums(
@@ -146,33 +156,55 @@ def search_sums(
         drawn *= 10 ** -torch.linspace(0, 6, columns) * radius / 3
         among = (drawn, torch.randint(0, CLASSES, (many,), generator=stream(1, "labels")))
         for name, each in kinds(columns, radius):
-            tried, y = 0, torch.ones(1, dtype=torch.int64)
-            empty = each.value((among[0][:0], among[1][:0]))
-
-            def moved(row: Tensor, each: Sum = each, empty: Any = empty, y: Tensor = y) -> float:
-                return each.distance(each.value((row, y)), empty)
-
-            tries = (10 if quick else 60) if columns <= 512 else 12
-            found = []
-            for row in records(columns, radius, tries, seed=0):
-                found.append((moved(row), row))
-                tried += 1
-            best = max(found, key=lambda pair: pair[0])[1]
-            top, best = climbed(moved, best, tries, seed=1)
-            base, before, _ = ended(lambda each=each, among=among: each.value(among))
-            after = (torch.cat([among[0].double(), best.double()]), torch.cat([among[1], y]))
-            full, outcome, _ = ended(lambda each=each, after=after: each.value(after))
-            within = math.nan if full is None or base is None else each.distance(full, base)
+            tries = 10 if quick else TRIES[columns] if "Moments" in name else TRIES_OF_ROWS
+            found = search_sum(each, columns, radius, tries)
+            within, gap, alike = moved_among(each, among, [row for _, row in found[:6]])
             sensitivity = each.mechanism.sensitivity
             yield {
                 "mechanism": name,
                 "records": many,
                 "columns": columns,
-                "neighbours": tried + tries,
-                "largest": max(top, within) / sensitivity,
-                "full minus incremental": abs(within - top) / sensitivity,
-                "outcomes": f"{int(before == outcome)} of 1 alike",
+                "neighbours": len(found),
+                "largest": largest([each for each, _ in found] + within) / sensitivity,
+                "full minus incremental": gap / sensitivity,
+                "outcomes": alike,
             }
+
+
+def search_sum(each: Sum, columns: int, radius: float, tries: int) -> list[tuple[float, Tensor]]:
+    """Single records with what each adds to a sum, the furthest first."""
+    y = torch.ones(1, dtype=torch.int64)
+    empty = each.value((torch.zeros(0, columns, dtype=torch.float64), y[:0]))
+
+    def moved(row: Tensor) -> float:
+        return each.distance(each.value((row, y)), empty)
+
+    found = [(moved(row), row) for row in records(columns, radius, tries, seed=0)]
+    found += climbed(moved, max(found, key=lambda pair: pair[0])[1], tries, seed=1)
+    return sorted(found, key=lambda pair: pair[0], reverse=True)
+
+
+def moved_among(each: Sum, among: Rows, rows: Sequence[Tensor]) -> tuple[list[float], float, str]:
+    """How far each record moves the sum over all others; the largest gap to what it adds; and how many end alike.
+
+    A record stands first, in the middle or last in turn. One that is not finite is among them.
+    """
+    features, labels = among[0].double(), among[1]
+    one, (base, before, _) = torch.ones(1, dtype=torch.int64), ended(lambda: each.value(among))
+    empty = each.value((features[:0], labels[:0]))
+    far: list[float] = []
+    gaps: list[float] = []
+    alike = 0
+    rows = [*rows, torch.full_like(rows[0].double(), math.nan)]
+    for k, row in enumerate(rows):
+        at = (0, len(labels) // 2, len(labels))[k % 3]
+        x = torch.cat([features[:at], row.double(), features[at:]])
+        y = torch.cat([labels[:at], one, labels[at:]])
+        full, outcome, _ = ended(lambda x=x, y=y: each.value((x, y)))
+        far.append(math.nan if full is None or base is None else each.distance(full, base))
+        gaps.append(abs(far[-1] - each.distance(each.value((row, one)), empty)))
+        alike += outcome == before
+    return far, largest(gaps), f"{alike} of {len(rows)} alike"
 
 
 def crossing(many: int) -> Tensor:
@@ -410,27 +442,34 @@ def search_classes(quick: bool) -> Iterator[dict[str, Any]]:
     """Heads of several classes, by the head itself for every neighbour: few records that pull, and hill climbing."""
     for classes, penalty in ((3, 0.1), (10, 0.1), (10, 1.0)):
         head = LogisticHead(num_classes=classes, penalty=penalty, radius=1.0, noise_multiplier=0.0)
-        h, y = pull(4000, 3, penalty)
-        base = head((h, y), quiet())
-
-        def moved(row: Tensor, head: LogisticHead = head, h: Tensor = h, y: Tensor = y, base: Tensor = base) -> float:
-            neighbour = (torch.cat([h, row]), torch.cat([y, torch.ones(1, dtype=torch.int64)]))
-            return float((head(neighbour, quiet()) - base).norm())
-
         tries = 10 if quick else 40
-        rows = [row for row in records(3, 1.0, tries, seed=2)] + [torch.tensor([[1.0, 0, 0]]).double()]
-        best = max(rows, key=moved)
-        top, _ = climbed(moved, best, tries, seed=2)
-        yield {
-            "mechanism": f"LogisticHead, {classes} classes",
-            "records": len(h),
-            "columns": 3,
-            "penalty": penalty,
-            "neighbours": len(rows) + tries,
-            "largest": top / head.sensitivity,
-            "full minus incremental": None,
-            "outcomes": None,
-        }
+        yield search_pulled(f"LogisticHead, {classes} classes", head, head, tries)
+        whole = IntegerHead(head=head, features=3, noise_multiplier=0.0)
+        yield search_pulled(f"IntegerHead, {classes} classes", whole, head, tries if quick else TRIES_OF_ROWS)
+
+
+def search_pulled(name: str, mechanism: Any, head: LogisticHead, tries: int) -> dict[str, Any]:
+    """The furthest neighbours of rows that pull a head along a column, by the mechanism itself."""
+    h, y = pull(4000, 3, head.penalty)
+    base = mechanism((h, y), quiet())
+
+    def moved(row: Tensor) -> float:
+        neighbour = (torch.cat([h, row]), torch.cat([y, torch.ones(1, dtype=torch.int64)]))
+        return float((mechanism(neighbour, quiet()) - base).double().norm())
+
+    rows = [*records(3, 1.0, tries, seed=2), torch.tensor([[1.0, 0, 0]]).double()]
+    far = [(moved(row), row) for row in rows]
+    far += climbed(moved, max(far, key=lambda pair: pair[0])[1], tries, seed=2)
+    return {
+        "mechanism": name,
+        "records": len(h),
+        "columns": 3,
+        "penalty": head.penalty,
+        "neighbours": len(far),
+        "largest": largest([length for length, _ in far]) / mechanism.sensitivity,
+        "full minus incremental": None,
+        "outcomes": None,
+    }
 
 
 # --- what is no sum of rows
@@ -475,13 +514,13 @@ def search_labels() -> Iterator[dict[str, Any]]:
                 "full minus incremental": None,
                 "outcomes": None,
             }
-    counts = torch.randint(0, CLASSES, (60_000,), generator=rng)
-    histogram = Histogram(CLASSES, 0.0)
-    far = float((histogram(counts, quiet()) - histogram(counts[1:], quiet())).norm())
+    counts, histogram = torch.randint(0, CLASSES, (60_000,), generator=rng), Histogram(CLASSES, 0.0)
+    fewer = [histogram(torch.cat([counts[:k], counts[k + 1 :]]), quiet()) for k in range(10_000)]
+    far = largest([float((histogram(counts, quiet()) - each).norm()) for each in fewer])
     yield {
         "mechanism": "Histogram",
         "records": len(counts),
-        "neighbours": 1,
+        "neighbours": len(fewer),
         "largest": far / histogram.sensitivity,
         "full minus incremental": None,
         "outcomes": None,
@@ -499,28 +538,18 @@ def networks() -> Iterator[tuple[str, nn.Module, tuple[int, ...], int]]:
 
 
 def search_steps(quick: bool) -> Iterator[dict[str, Any]]:
-    """Sums of clipped gradients with and without a record, for weights and records of many sizes."""
+    """Sums of clipped gradients with and without a record, for weights and records of many sizes, at radius 1."""
     for name, network, shape, many in networks():
         many, rng = min(many, 1024) if quick else many, stream(7, name)
         x, y = torch.randn(many, *shape, generator=rng), torch.randint(0, 10, (many,), generator=rng)
-        furthest, count = 0.0, 0
+        far: list[float] = []
         for scale in (1.0, 1e10, 1e-10):
             with torch.no_grad():
                 for p in network.parameters():
                     p.mul_(scale)
-            sums_of = ClippedGradients(network)
-
-            def total(x: Tensor, y: Tensor, sums_of: ClippedGradients = sums_of) -> Tensor:
-                parts, _ = sums_of.clipped_sum(x, y, 1.0, per_record_cross_entropy)
-                return torch.cat([part.flatten() for part in parts])
-
-            few = total(x[:200], y[:200])
-            for size in (1e-30, 1.0, 1e3, 1e30, math.nan):
-                row = torch.randn(1, *shape, generator=rng) * size
-                both = total(torch.cat([x[:200], row]), torch.cat([y[:200], y[:1]]))
-                furthest, count = max(furthest, float((both - few).norm())), count + 1
-            if scale == 1.0:  # a record is removed from all
-                furthest = max(furthest, float((total(x, y) - total(x[1:], y[1:])).norm()))
+            far += [length for length, _ in search_step(network, x[:100], y[:100], 10 if quick else 560, rng)]
+            if scale == 1.0:
+                far += removed(network, x, y, 1 if quick else 10)
             with torch.no_grad():
                 for p in network.parameters():
                     p.div_(scale)
@@ -528,11 +557,43 @@ def search_steps(quick: bool) -> Iterator[dict[str, Any]]:
             "mechanism": f"DPSGD, {name}",
             "records": many,
             "columns": math.prod(shape),
-            "neighbours": count + 1,
-            "largest": furthest,
+            "neighbours": len(far),
+            "largest": largest(far),
             "full minus incremental": None,
             "outcomes": None,
         }
+
+
+def clipped_sum(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """The sum of these records' clipped gradients, in one vector."""
+    parts, _ = ClippedGradients(network).clipped_sum(x, y, 1.0, per_record_cross_entropy)
+    return torch.cat([part.flatten() for part in parts])
+
+
+def search_step(
+    network: nn.Module, x: Tensor, y: Tensor, tries: int, rng: torch.Generator
+) -> list[tuple[float, Tensor]]:
+    """Records of many sizes and classes, drawn and then climbed, with how far each moves the sum over some others."""
+    base = clipped_sum(network, x, y)
+
+    def moved(row: Tensor, label: Tensor) -> float:
+        with_it = clipped_sum(network, torch.cat([x, row.float()]), torch.cat([y, label]))
+        return float((with_it - base).norm())
+
+    found = []
+    sizes = [1e-30, 1.0, 1e3, 1e30, math.inf, math.nan]
+    for size in sizes + (10 ** (60 * torch.rand(tries, generator=rng) - 30)).tolist():
+        row, label = torch.randn(1, *x.shape[1:], generator=rng) * size, torch.randint(0, 10, (1,), generator=rng)
+        found.append((moved(row, label), row, label))
+    best = max(found, key=lambda each: each[0])
+    return [each[:2] for each in found] + climbed(lambda row: moved(row, best[2]), best[1], tries, seed=8)
+
+
+def removed(network: nn.Module, x: Tensor, y: Tensor, count: int) -> list[float]:
+    """How far the sum over all records moves without one, for records at these many places."""
+    base, places = clipped_sum(network, x, y), torch.linspace(0, len(x) - 1, count).long().tolist()
+    without = [clipped_sum(network, torch.cat([x[:k], x[k + 1 :]]), torch.cat([y[:k], y[k + 1 :]])) for k in places]
+    return [float((base - each).norm()) for each in without]
 
 
 def main() -> None:
@@ -545,7 +606,7 @@ def main() -> None:
     torch.set_num_threads(1)
     searches: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
         "sums": lambda: search_sums(args.quick),
-        "columns": lambda: search_sums(args.quick, columns_of),
+        "columns": lambda: search_sums(args.quick, of_columns),
         "roundings": lambda: search_roundings(args.quick),
         "updates": search_updates,
         "labels": search_labels,

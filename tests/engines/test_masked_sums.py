@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from jaxtyping import Int64
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedstill
@@ -48,6 +49,28 @@ def test_the_masked_model_is_the_open_one_to_the_bit(tmp_path: Path, method: str
     assert weights(opened) == weights(masked)
     assert masked["bytes_up"] < 1.3 / 2 * opened["bytes_up"] + rounds * 6 * 1000  # the open one sends int64
     assert masked["sums"][0]["clients"] == 6 and masked["sums"][0]["bytes_from_a_helper"] > 1000
+
+
+def test_the_mean_of_masked_heads_is_the_open_one_to_half_a_step(tmp_path: Path) -> None:
+    runs = [go(tmp_path / sums, sums, "fedavg-p", head={"penalty": 0.3}) for sums in ("open", "masked")]
+    opened, masked = (load_file(record.folder / "model.safetensors") for record in runs)
+    gaps = {name: float((masked[name].double() - opened[name].double()).abs().max()) for name in opened}
+    entries = max(value.numel() for name, value in opened.items() if gaps[name])
+    step = 2**0.5 / 0.3 / (100 * entries**0.5)
+    assert 0 < max(gaps.values()) < step / 2 * 1.01
+    assert runs[1]["sums"][0]["clients"] == 6 and abs(runs[0]["accuracy"] - runs[1]["accuracy"]) < 0.01
+
+
+def test_masked_heads_need_noise_once(tmp_path: Path) -> None:
+    opened, masked = (go(tmp_path / sums, sums, "fedavg-p", epsilon=0.5) for sums in ("open", "masked"))
+    assert masked["accuracy"] > opened["accuracy"] + 0.05
+    assert masked.guarantee.adders == 5 and opened.guarantee.adders is None
+    assert masked.guarantee.epsilon == pytest.approx(0.5, rel=1e-3)
+
+
+def test_published_heads_are_not_masked(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'published', whose heads are no whole numbers"):
+        go(tmp_path / "run", "masked", "fedavg-p", privacy="published", epsilon=1.0)
 
 
 @pytest.mark.slow

@@ -175,9 +175,7 @@ def test_nothing_private_goes_into_what_is_sent_down(name: str, few: DataSet, tm
 
     def sent(data: DataSet, folder: str, public: Callable[[], Records] | None = None) -> PublicFeatures:
         class First(Watched):
-            def ask(
-                self, step: Any, to: Any = None, *, at_most: Any = None, exactly: Any = None, **payload: Any
-            ) -> Any:
+            def ask(self, step: Any, to: Any = None, *, exactly: Any = None, at_least: int = 0, **payload: Any) -> Any:
                 self.down.append(payload)
                 raise Killed
 

@@ -11,7 +11,14 @@ from torch import Tensor
 from fedstill.base import seeds
 from fedstill.privacy import lattice
 from fedstill.privacy.accounting import gaussian_epsilon
-from fedstill.privacy.integer_sums import IntegerClassSums, IntegerMoments, IntegerUpdate, whole_steps
+from fedstill.privacy.integer_sums import (
+    IntegerClassSums,
+    IntegerHead,
+    IntegerMoments,
+    IntegerUpdate,
+    whole_steps,
+)
+from fedstill.privacy.logistic import LogisticHead
 from fedstill.privacy.second_moments import SecondMoments, diagonal_places
 
 
@@ -140,6 +147,66 @@ def test_class_sums_and_updates_are_clipped_in_whole_numbers() -> None:
     assert float(update(torch.full((9,), 1e9), noise()).double().norm()) <= update.sensitivity
     assert not update(torch.full((9,), math.nan), noise()).any()
     assert float(update(torch.full((4,), 0.25), noise()).double().norm() / 4096 * 2) == pytest.approx(0.5, abs=1e-3)
+
+
+def head(features: int, penalty: float = 0.3, **facts: float) -> IntegerHead:
+    exact = LogisticHead(num_classes=3, penalty=penalty, radius=2.0, noise_multiplier=0.0)
+    return IntegerHead(head=exact, features=features, **{"noise_multiplier": 0.0} | facts)
+
+
+def test_a_head_in_whole_steps_is_the_exact_one_to_half_a_step() -> None:
+    x, y = records(2000, 12)
+    whole = head(12)
+    found = whole((x, y), noise())
+    assert found.dtype == torch.int64
+    gap = found.double() * whole.step - whole.head((x, y), noise())
+    assert float(gap.abs().max()) <= whole.step / 2 * (1 + 1e-9)
+    assert float(gap.abs().max()) > whole.step / 3  # steps are no finer than they say
+
+
+@pytest.mark.parametrize("many", [4000, 60_000])
+def test_no_record_moves_a_head_by_more_steps_than_its_sensitivity(many: int) -> None:
+    """Short rows of two classes move the head far along a column, with hardly any curvature."""
+    whole, x, y = head(5, penalty=0.1), torch.zeros(many, 5), torch.arange(many) % 2
+    x[:, 0] = 2.0 * (1 - 2 * y) * min(1.0, 2 * 0.1 * (1 / 0.1 + 12) / many)
+    far = torch.zeros(1, 5)
+    far[0, 0] = 2.0
+    base, moved = whole((x, y), noise()), []
+    for row in (far, -far, far * 1e30, torch.full((1, 5), math.nan), *records(5, 5, seed=4, scale=3)[0].split(1)):
+        for label in range(3):
+            neighbour = (torch.cat([x, row]), torch.cat([y, torch.tensor([label])]))
+            moved.append(float((whole(neighbour, noise()) - base).double().norm()))
+    assert 0.9 * whole.sensitivity < max(moved) <= whole.sensitivity
+
+
+def test_the_reach_of_heads_covers_the_longest_total() -> None:
+    whole, x = head(6, penalty=0.01), torch.zeros(3000, 6)
+    x[:, 0] = torch.tensor([2.0, -2.0]).repeat(1500)
+    y = torch.arange(3000) % 2
+    one = whole((x, y), noise())
+    assert float(one.double().norm()) <= whole.reach(3000, 1)
+    assert (
+        float((4 * one).double().norm())
+        <= whole.reach(12_000, 4)
+        < head(6, 0.01, noise_multiplier=3.0).largest(12_000, 4)
+    )
+
+
+def test_the_noise_of_heads_has_the_variance_of_its_share() -> None:
+    """1,200 coefficients reject 2/3 and 3/2 of it."""
+    x, y = records(50, 400)
+    exact, noisy = head(400)((x, y), noise()), head(400, noise_multiplier=4.0, adders=9)((x, y), noise(3))
+    variance = lattice.share(4.0 * head(400).sensitivity, 9)
+    statistic, n = float(((noisy - exact).double() ** 2).sum()) / variance, exact.numel()
+    low, high = stats.chi2.ppf(1e-6, n), stats.chi2.ppf(1 - 1e-6, n)
+    assert low < statistic < high
+    assert not low < statistic * (2 / 3) ** 2 < high and not low < statistic * (3 / 2) ** 2 < high
+
+
+def test_a_head_that_has_noise_of_its_own_is_refused() -> None:
+    noisy = LogisticHead(num_classes=3, penalty=1.0, radius=1.0, noise_multiplier=2.0)
+    with pytest.raises(ValueError, match=r"own noise multiplier is 2\.0"):
+        IntegerHead(head=noisy, features=3, noise_multiplier=1.0)
 
 
 def test_a_row_that_is_not_finite_counts_as_its_constant() -> None:

@@ -13,7 +13,7 @@ import fedstill
 from fedstill.privacy.class_gaussians import PublishedGaussians
 from fedstill.privacy.column_sums import ColumnSums
 from fedstill.privacy.dp_sgd import DPSGD, UNBOUNDED, BatchClippedSGD
-from fedstill.privacy.integer_sums import IntegerClassSums, IntegerMoments, IntegerUpdate
+from fedstill.privacy.integer_sums import IntegerClassSums, IntegerHead, IntegerMoments, IntegerUpdate
 from fedstill.privacy.ledger import Charge
 from fedstill.privacy.logistic import BinaryHead, LogisticHead, PublishedBinaryHead, PublishedLogisticHead
 from fedstill.privacy.mechanisms import (
@@ -48,6 +48,8 @@ def made() -> list[Mechanism[Any, Any]]:
     whole: dict[str, Any] = {"radius": 0.5, "noise_multiplier": 1.0, "adders": 90}
     few += [IntegerMoments(num_classes=4, dims=3, share=0.123, **whole), IntegerUpdate(**whole)]
     few += [IntegerClassSums(num_classes=4, **whole)]
+    exact = LogisticHead(**{**HEAD, "noise_multiplier": 0.0})
+    few += [IntegerHead(head=exact, features=3, noise_multiplier=1.0, adders=90)]
     few += [ColumnSums(num_classes=4, columns=7, noise_multiplier=3.0, adders=90)]
     few += [PublishedGaussians(radius=1.0, epsilon=1.0, delta=1e-5)]
     sgd: dict[str, Any] = {"lr": 0.1, "clip": 1e-4, "noise_multiplier": 1.0, "sampling": 1 / 3, "steps": 10**6}

@@ -9,12 +9,12 @@ Differs from the paper (docs/methods/fedavg-p.md has the whole list):
 * heads see whitened public features, so that clipping and penalty act on the directions that separate classes.
 """
 
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
 from fedstill.distill.public_map import PublicFeatures
 from fedstill.methods.parts.on_features import head_model, public_features
-from fedstill.methods.parts.private_heads import Head, PrivateHeads, class_head, mean_head
+from fedstill.methods.parts.private_heads import HeadToSum, PrivateHeads, mean_of_sum, release_head
 from fedstill.protocol import Client, Federation, Method, step
 
 
@@ -24,12 +24,13 @@ class FedAvgP(PrivateHeads, Method):
     @override
     def server(self, fed: Federation) -> nn.Module:
         features = public_features(fed, self, "fedavg-p")  # h_0
-        replies = fed.ask(self.train_head, exactly=features.exactly, features=features)  # beta_k
-        return head_model(fed, features, mean_head(r.head.value for r in replies), self)
+        if fed.masked and not self.sound:
+            raise ValueError("privacy is 'published', whose heads are no whole numbers to mask; use --sums open")
+        heads = fed.sum(self.train_head, exactly=features.exactly, features=features)  # sum_k beta_k
+        return head_model(fed, features, mean_of_sum(fed, heads, features, self), self)
 
     @step
-    def train_head(self, client: Client, features: PublicFeatures) -> Head:
+    def train_head(self, client: Client, features: PublicFeatures) -> HeadToSum:
         """Train beta_k = argmin sum CE + Lambda/2 |beta|^2, and add noise."""
         rows = features.rows(client.new_model(features.weights), client.train)  # h_0(x), x in D_k
-        beta = client.release(class_head(client, features, self), (rows, client.train.labels))
-        return Head(head=beta.map(Tensor.float))
+        return release_head(client, rows, features, self)

@@ -23,7 +23,15 @@ from typing_extensions import override
 
 from fedstill.base.seeds import Noise
 from fedstill.privacy import lattice
-from fedstill.privacy.mechanisms import GaussianMechanism, check_noise, check_positive, clipped, gaussian_event
+from fedstill.privacy.logistic import LogisticHead
+from fedstill.privacy.mechanisms import (
+    ROUNDING,
+    GaussianMechanism,
+    check_noise,
+    check_positive,
+    clipped,
+    gaussian_event,
+)
 from fedstill.privacy.releases import Event
 from fedstill.privacy.second_moments import Labelled, Moments, SecondMoments, diagonal_places
 
@@ -73,9 +81,9 @@ class IntegerSum(GaussianMechanism[Rows, Value]):
         variance = lattice.share(self.noise_multiplier * scale, self.adders)
         return exact + lattice.discrete_gaussian(exact.shape, variance, noise).to(exact.device)
 
-    def _check(self, steps: int) -> None:
+    def _check(self, steps: int | None = None) -> None:
         check_noise(self.noise_multiplier)
-        if not LEAST_STEPS <= steps <= MOST_STEPS:
+        if steps is not None and not LEAST_STEPS <= steps <= MOST_STEPS:
             raise ValueError(f"steps is {steps}; it must be from {LEAST_STEPS} to {MOST_STEPS}")
         if self.adders < 1:
             raise ValueError(f"adders is {self.adders}; at least one client must add noise")
@@ -230,6 +238,80 @@ class IntegerUpdate(IntegerSum[Float[Tensor, " d"], Int64[Tensor, " d"]]):
         """The clipped vector ``(d,)`` in whole numbers with noise; one that is not finite counts as 0."""
         exact = whole_steps(clipped(rows[None], self.radius) / self.radius, self.steps)[0]
         return self.integers(exact, self.sensitivity, noise)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntegerHead(IntegerSum[tuple[Float[Tensor, "n p"], Int64[Tensor, " n"]], Int64[Tensor, "classes p+1"]]):
+    """A class head rounded to whole steps of a public length, of which many clients' sum is released.
+
+    Attributes:
+        head: the head before it is rounded, without noise.
+        features: p, the number of features.
+        noise_multiplier: standard deviation of the sum's noise divided by ``sensitivity``.
+    """
+
+    theorems = (
+        "one record moves the head's exact coefficients by at most {0.head.sensitivity:.4g} (strong convexity; "
+        "Chaudhuri, Monteleoni, Sarwate 2011, lemma 7), which is {0.steps} whole steps, and their rounding by at most "
+        "one step in each of {0.entries} coefficients, so that the sum moves by at most {0.sensitivity:.6g} steps, the "
+        "sensitivity; discrete Gaussian noise of {0.adders} honest clients (docs/sums.md, theorem 1); Gaussian "
+        "mechanism (Balle, Wang 2018, theorem 8)",
+    )
+
+    head: LogisticHead
+    features: int
+    noise_multiplier: float
+    adders: int = 1
+
+    def __post_init__(self) -> None:
+        self._check()
+        if self.head.noise_multiplier:
+            raise ValueError(
+                f"the head's own noise multiplier is {self.head.noise_multiplier}; the sum has the noise: make it 0"
+            )
+
+    @property
+    def entries(self) -> int:
+        """The number of coefficients."""
+        return self.head.num_classes * (self.features + 1)
+
+    @property
+    def steps(self) -> int:
+        """Steps in which a record moves the exact head: so many that rounding adds a hundredth to the sensitivity."""
+        return math.ceil(100 * math.sqrt(self.entries))
+
+    @property
+    def step(self) -> float:
+        """The length of a step."""
+        return self.head.sensitivity / self.steps
+
+    @property
+    @override
+    def sensitivity(self) -> float:
+        return (self.steps + math.sqrt(self.entries)) * ROUNDING
+
+    @property
+    @override
+    def scales(self) -> tuple[float]:
+        return (self.sensitivity,)
+
+    @override
+    def reach(self, records: int, clients: int) -> float:
+        """The largest length of the exact total, in steps.
+
+        At 0 the objective is n log C, so that a minimiser has ``penalty/2 |beta|^2 <= n log C``; the lengths of K
+        clients' minimisers add up to at most ``sqrt(2 K N log C / penalty)`` (Cauchy-Schwarz), N records in all.
+        """
+        exact = math.sqrt(2 * clients * records * math.log(self.head.num_classes) / self.head.penalty)
+        inexact = clients * self.head.residual / self.head.penalty
+        return ((exact + inexact) / self.step + clients * math.sqrt(self.entries) / 2) * ROUNDING
+
+    @override
+    def __call__(
+        self, rows: tuple[Float[Tensor, "n p"], Int64[Tensor, " n"]], noise: Noise
+    ) -> Int64[Tensor, "classes p+1"]:
+        """Coefficients ``(num_classes, p + 1)`` in whole steps, from features ``(n, p)`` and classes ``(n,)``."""
+        return self.integers((self.head.exact(rows) / self.step).round().to(torch.int64), self.sensitivity, noise)
 
 
 def whole_steps(rows: Float[Tensor, "n d"], steps: int) -> Int64[Tensor, "n d"]:

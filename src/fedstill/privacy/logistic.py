@@ -132,10 +132,12 @@ class LogisticHead(_Head[Labelled, Float64[Tensor, "classes p+1"]]):
 
     def __call__(self, rows: Labelled, noise: Noise) -> Float64[Tensor, "classes p+1"]:
         """Coefficients ``(num_classes, p + 1)``, the constant's last, from features ``(n, p)`` and classes ``(n,)``."""
+        return self.noised(self.exact(rows), noise)
+
+    def exact(self, rows: Labelled) -> Float64[Tensor, "classes p+1"]:
+        """The coefficients without noise, which are private."""
         x = self.extended(rows[0])
-        return self.noised(
-            solve(x, rows[1], self.num_classes, self.penalty, tolerance=self.tolerance, limit=self.residual), noise
-        )
+        return solve(x, rows[1], self.num_classes, self.penalty, tolerance=self.tolerance, limit=self.residual)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

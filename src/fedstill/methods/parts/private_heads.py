@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Lt
-from jaxtyping import Float, Float32, Float64
+from jaxtyping import Float, Float32, Float64, Num
 from pydantic import FiniteFloat, PositiveFloat
 from torch import Tensor
 from typing_extensions import override
@@ -18,6 +18,7 @@ from fedstill.base.settings import Epsilon, Settings
 from fedstill.distill.public_map import PublicFeatures
 from fedstill.methods.parts.on_features import OnFeatures
 from fedstill.privacy.accounting import release_noise
+from fedstill.privacy.integer_sums import IntegerHead
 from fedstill.privacy.logistic import (
     LEAST_PENALTY,
     BinaryHead,
@@ -27,13 +28,20 @@ from fedstill.privacy.logistic import (
     extend,
 )
 from fedstill.privacy.mechanisms import Mechanism
-from fedstill.protocol import Client, Released, Reply
+from fedstill.privacy.sum_ranges import check_length
+from fedstill.protocol import Client, Federation, Released, Reply, Summation, Summed
 
 
 class Head(Reply):
     """A private linear classifier on the public features; the last column is the bias."""
 
     head: Released[Float32[Tensor, "classes coefficients"]]
+
+
+class HeadToSum(Reply):
+    """The same, of which the server uses the sum over clients: whole steps where sums are masked."""
+
+    head: Summed[Num[Tensor, "classes coefficients"]]
 
 
 Penalty = Annotated[FiniteFloat, Ge(LEAST_PENALTY)]
@@ -123,6 +131,51 @@ def class_head(
         noise_multiplier=multiplier,
         bias=head.bias,
     )
+
+
+def release_head(
+    client: Client, rows: Float[Tensor, "n d"], features: PublicFeatures, settings: PrivateHeads
+) -> HeadToSum:
+    """Train a class head on a client's rows and release it to a sum."""
+    labelled = (rows, client.train.labels)
+    if client.masked:
+        whole = _integer_head(features, settings, client.train.num_classes, client.delta, client.adders)
+        return HeadToSum(head=client.release(whole, labelled).map(Tensor.cpu))
+    return HeadToSum(head=client.release(class_head(client, features, settings), labelled).map(Tensor.float))
+
+
+def mean_of_sum(
+    fed: Federation, summed: Summation[HeadToSum], features: PublicFeatures, settings: PrivateHeads
+) -> Float32[Tensor, "classes coefficients"]:
+    """The plain mean of the heads in a sum.
+
+    Raises:
+        OutOfRange: whole numbers that no heads and no noise give.
+    """
+    total, clients = summed.total.head.value, len(summed.clients)
+    if total.is_floating_point():
+        return (total / clients).float()
+    whole = _integer_head(features, settings, fed.num_classes, fed.delta, summed.adders)
+    assert summed.records is not None  # masked sums state it
+    longest = math.ceil(whole.reach(summed.records, clients) / clients)
+    check_length(whole, total, clients, longest, clients, "heads")
+    return (total.double() * (whole.step / clients)).float()
+
+
+def _integer_head(
+    features: PublicFeatures, settings: PrivateHeads, classes: int, delta: float, adders: int
+) -> IntegerHead:
+    """The mechanism of masked heads, the same at clients and server; a client's own share of noise sets Lambda."""
+    multiplier = release_noise(settings.epsilon, delta)
+    head = LogisticHead(
+        num_classes=classes,
+        penalty=settings.head.weight(multiplier / math.sqrt(adders)),
+        radius=features.radius,
+        noise_multiplier=0.0,
+        bias=settings.head.bias,
+    )
+    width = features.exactly["coefficients"] - 1
+    return IntegerHead(head=head, features=width, noise_multiplier=multiplier, adders=adders)
 
 
 def score_head(
