@@ -599,7 +599,7 @@ def removed(network: nn.Module, x: Tensor, y: Tensor, count: int) -> list[float]
 def main() -> None:
     """Print a row for each search; exit code 1 if one is above 1, or if outcomes differ."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer and smaller searches: half a minute")
+    parser.add_argument("--quick", action="store_true", help="fewer and smaller searches: a minute")
     parser.add_argument("--only", help="searches whose name contains this: sums, roundings, heads, classes, ...")
     parser.add_argument("--json", help="write the table here too")
     args = parser.parse_args()
@@ -621,7 +621,7 @@ def main() -> None:
             words = ", ".join(f"{key} {value}" for key, value in row.items() if key not in ("mechanism", "largest"))
             print(f"{row['largest']:.10f}  {row['mechanism']}: {words}", flush=True)
             if args.json:
-                record.keep(args.json, table)
+                record.keep(args.json, table, commit=record.commit())
     bad = [row for row in table if not row["largest"] <= 1 or _different(row["outcomes"])]
     print(f"{len(table)} searches, {len(bad)} above 1 or with other outcomes")
     sys.exit(bool(bad))

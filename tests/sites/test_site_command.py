@@ -157,6 +157,14 @@ def test_copies_of_what_was_sent_stay_within_their_room(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("sent/*"))) == 2
 
 
+def test_a_copy_that_another_process_deletes_meanwhile_costs_no_reply(tmp_path: Path) -> None:
+    policy = SitePolicy(client=0, data=tmp_path, state=tmp_path, methods=())
+    (tmp_path / "sent").mkdir()
+    (tmp_path / "sent" / f"{'0' * 64}.reply").symlink_to(tmp_path / "gone")  # listed, and there is nothing to measure
+    answer.keep(policy, "run", b"", b"reply")
+    assert sum(place.exists() for place in tmp_path.glob("sent/*")) == 1
+
+
 def test_a_run_waits_for_a_yes_and_a_no_is_the_same_to_the_server(
     digits: DataSet, tmp_path: Path, folder: Path, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:

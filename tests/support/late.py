@@ -6,7 +6,7 @@ from pathlib import Path
 from fedstill.distill.public_map import PublicFeatures
 from fedstill.methods.fedavg import FedAvg, Update
 from fedstill.methods.fedavg_p import FedAvgP
-from fedstill.methods.parts.private_heads import Head
+from fedstill.methods.parts.private_heads import HeadToSum
 from fedstill.protocol import Client, State, step
 
 AWAY = "FEDSTILL_TEST_AWAY"
@@ -32,7 +32,7 @@ class LateHeads(FedAvgP):
     """FedAVG+P, whose clients are away only after they have released."""
 
     @step
-    def train_head(self, client: Client, features: PublicFeatures) -> Head:
+    def train_head(self, client: Client, features: PublicFeatures) -> HeadToSum:
         """As there, if it is still there afterwards."""
         reply = FedAvgP.train_head.function(self, client, features)
         _check(client)
