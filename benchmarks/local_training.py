@@ -32,7 +32,7 @@ from fedstill.base.processes import keep_memory
 from fedstill.base.records import Normalisation, Records
 from fedstill.base.seeds import isolated, stream
 from fedstill.data import sources
-from fedstill.data.sources import Shards
+from fedstill.data.shards import Shards
 from fedstill.engines.client import Site
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.transport import Workers

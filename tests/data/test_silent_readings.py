@@ -1,7 +1,9 @@
 """What was once read wrongly without a word: each is read as it is meant, told, or refused in a sentence."""
 
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -19,7 +21,7 @@ from PIL import Image
 import fedstill
 from fedstill.base.errors import InputError
 from fedstill.cli import main
-from fedstill.data import sources, walk
+from fedstill.data import own, sources, walk
 from fedstill.data.own import given
 from fedstill.data.places import Reading
 from fedstill.data.table_schema import TableSchema
@@ -49,6 +51,53 @@ def classes_of(names: list[str], labels: list[int]) -> datasets.Dataset:
 
 
 # Classes and columns --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("facts", "gap"),
+    [
+        ({"kind": "number", "range": [0, 9], "missing": 3}, -1 / 3),
+        ({"kind": "date", "range": ["2020-01-01", "2020-01-03"], "missing": "2020-01-03"}, 1.0),
+        ({"kind": "boolean", "missing": True}, 1.0),
+        ({"kind": "category", "values": ["a", "b"], "missing": "a"}, 1.0),
+        ({"kind": "category", "values": ["1", "2"], "missing": "1"}, 1.0),
+    ],
+)
+@pytest.mark.parametrize("absent", [None, math.nan, pd.NA, ""])
+def test_a_column_of_gaps_alone_is_read(facts: dict[str, Any], gap: float, absent: Any) -> None:
+    """A hospital that does not collect a variable has one."""
+    found = encoded({"a": facts}, {"a": pd.Series([absent] * 3, dtype=object), "died": ["no"] * 3})
+    first = next(name for name in found if name.startswith("a"))
+    assert found[first] == pytest.approx([gap] * 3) and found["a is missing"] == [1.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"kind": "number", "range": [0, 9], "missing": "abc"}, "'abc', which is no number of the range"),
+        ({"kind": "number", "range": [0, 9], "missing": True}, "True, which is no number of the range"),
+        ({"kind": "number", "range": [0, 9], "missing": -1}, "-1.0, which is no number of the range"),
+        ({"kind": "number", "range": [0, 9], "missing": -1, "outside": "clip"}, "-1.0, which is no number"),
+        ({"kind": "date", "range": ["2020-01-01", "2021-01-01"], "missing": 1980}, "1980.0, which is no date"),
+        ({"kind": "date", "range": ["2020-01-01", "2021-01-01"], "missing": "1999-01-01"}, "which is no date of"),
+        ({"kind": "category", "values": ["a", "b"], "missing": "other"}, "'other', which is none of a, b"),
+        ({"kind": "number", "range": [-1.7e308, 1.7e308]}, "is too wide"),
+        ({"kind": "date", "range": ["2020-13-01", "2021-01-01"]}, "'2020-13-01' is no date; write it as YYYY-MM-DD"),
+    ],
+)
+def test_a_schema_whose_gaps_or_ranges_no_record_can_have_is_refused(facts: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        schema({"a": facts})
+
+
+def test_a_number_that_is_none_is_a_gap_whatever_the_categories_are_called() -> None:
+    column = {"a": {"kind": "category", "values": ["nan", "b"], "missing": "b"}}
+    table = schema(column).model_dump(mode="json")
+    for absent in (math.nan, np.float32("nan"), pd.NA, pd.NaT, None):
+        assert np.isnan(rows.codes([{"a": absent}], table)[0, 0])
+    assert rows.codes([{"a": "nan"}], table)[0, 0] == 0
+    found = encoded(column, {"a": pd.Series([math.nan, "nan"], dtype=object), "died": ["no", "yes"]})
+    assert found["a is missing"] == [1.0, 0.0] and found["a=nan"] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -161,6 +210,14 @@ def test_no_number_is_infinite_and_none_has_other_signs() -> None:
 
 
 # Files ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["Int128", "Object"])
+def test_columns_of_polars_that_no_table_has_are_a_sentence(kind: str) -> None:
+    polars = pytest.importorskip("polars")
+    frame = polars.DataFrame({"a": polars.Series([1, 2], dtype=getattr(polars, kind)), "died": ["no", "yes"]})
+    with pytest.raises(ValueError, match="give each column one type, and numbers of 64 bits"):
+        own.table(frame, "the records")
 
 
 def read(text: str, folder: Path, **settings: Any) -> sources.DataSet:

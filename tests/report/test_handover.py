@@ -56,6 +56,24 @@ NUMBER = SCHEMA.replace(
 )
 
 
+@pytest.mark.parametrize(
+    "column",
+    [
+        '[columns.a]\nkind = "date"\nrange = ["1900-01-01", "9999-12-31"]\noutside = "clip"',
+        '[columns.a]\nkind = "boolean"\nmissing = true',
+        '[columns.a]\nkind = "number"\nrange = [-4e307, 4e307]\noutside = "clip"',
+    ],
+)
+def test_a_program_of_one_column_is_compared_with_what_it_may_have(column: str, tmp_path: Path) -> None:
+    """Also with one record alone, which is a gap, and with days after the last year."""
+    (tmp_path / "schema.toml").write_text(f'target = "died"\nclasses = ["no", "yes"]\n\n{column}\n')
+    schema = TableSchema.read(tmp_path / "schema.toml")
+    width = len(schema.features)
+    model = Trained(nn.Linear(width, 2), (width,), ("no", "yes"), AS_THEY_ARE, columns=schema.features, schema=schema)
+    programs.write(model, model.shape, tmp_path / "model.pt2", schema=schema)
+    assert (tmp_path / "model.pt2").exists()
+
+
 def table(n: int, seed: int = 0) -> pd.DataFrame:
     rng = np.random.default_rng(seed)
     age = np.where(rng.random(n) < 0.2, np.nan, rng.uniform(0, 110, n).round(1))

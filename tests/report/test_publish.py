@@ -175,6 +175,31 @@ def test_images_of_a_shape_that_is_given_need_no_data(
 
 
 @pytest.mark.slow
+def test_the_shape_of_images_that_changed_since_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSTILL_CACHE", str(tmp_path / "cache"))
+    rng, place = np.random.default_rng(0), tmp_path / "images.npz"
+
+    def write(side: int) -> None:
+        x = rng.integers(0, 256, (80, side, side), dtype=np.uint8)
+        np.savez(place, x_train=x[:60], y_train=np.arange(60) % 2, x_test=x[60:], y_test=np.arange(20) % 2)
+
+    write(16)
+    task = {**TASK, "data": str(place), "limit": None, "features": "scattering", "model": "linear"}
+    trained = run("fedavg", **task, rounds=1, out=tmp_path / "run")  # type: ignore[arg-type]
+    assert publishing.publish(trained.folder, tmp_path / "before")["shape"] == [1, 16, 16]
+    write(24)
+    with pytest.raises(ValueError, match="its records have changed since the run.*give it: --shape"):
+        publishing.publish(trained.folder, tmp_path / "after")
+    assert publishing.publish(trained.folder, tmp_path / "given", shape=(1, 16, 16))["shape"] == [1, 16, 16]
+
+
+def test_what_a_killed_publication_left_is_named(finished: RunRecord, tmp_path: Path) -> None:
+    (tmp_path / "out" / ".4711.part").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"out exists; delete \.4711\.part there, if nobody publishes"):
+        publishing.publish(finished.folder, tmp_path / "out")
+
+
+@pytest.mark.slow
 def test_a_model_of_texts_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     encoder = f"hf:{tiny_backbones.save_texts(tmp_path / 'encoder')}"

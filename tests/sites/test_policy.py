@@ -1,6 +1,7 @@
 """What a real site answers and refuses, by its own policy; nothing private leaves and no budget is lost."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -526,6 +527,35 @@ def test_a_policy_that_is_wrong_is_a_sentence(tmp_path: Path) -> None:
             SitePolicy.read(place)
     with pytest.raises(ValueError, match="there is no policy .*none.toml'; make one with fedstill site init"):
         SitePolicy.read(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("min_records = true", "min_records is True; it is true, which is no value of this setting"),
+        ("budget = true", "it is true, which is no value"),
+        ("budget_per_run = true", "it is true, which is no value"),
+        ("unprotected = 1", "it is 1; write true or false, without quotes"),
+        ('unprotected = "yes"', "it is 'yes'; write true or false, without quotes"),
+        ('simulated_noise = "t"', "it is 't'; write true or false, without quotes"),
+        ('schema_file = " "', "it is ' ', which is no path"),
+        ('label_column = "a"\n[public]\np = "p.npz"\napproval = "ask"', "it has 'approval', which is a setting of the"),
+        ('[public]\nsum_budget = "total"', "it has 'sum_budget', which is a setting of the policy"),
+    ],
+)
+def test_a_slip_in_a_policy_changes_nothing_without_a_word(line: str, reason: str, tmp_path: Path) -> None:
+    place = tmp_path / "policy.toml"
+    place.write_text(f'client = 1\ndata = "d"\nstate = "s"\n{line}\n')
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        SitePolicy.read(place)
+
+
+@pytest.mark.parametrize("data", ["", "a\\u0000b", "~nobody-has-this-name/x"])
+def test_a_path_that_is_none_is_a_sentence(data: str, tmp_path: Path) -> None:
+    place = tmp_path / "policy.toml"
+    place.write_text(f'client = 1\ndata = "{data}"\nstate = "s"\n')
+    with pytest.raises(ValueError, match="which is no path; leave it out|can't be found .*; write it in full"):
+        SitePolicy.read(place)
 
 
 def test_images_leave_no_site_under_a_label_budget(

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from fedstill.base.records import Normalisation, Records
 from fedstill.data import public as public_data
-from fedstill.data.sources import Shards
+from fedstill.data.shards import Shards
 from fedstill.engines.client import Site
 from fedstill.engines.reply_checks import Replies
 from fedstill.engines.run_spec import RunSpec

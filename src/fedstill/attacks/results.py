@@ -15,6 +15,7 @@ from rich.text import Text
 from torch import Tensor
 
 from fedstill.attacks import lira
+from fedstill.attacks.release_policy import identity
 from fedstill.base.files import Damaged
 from fedstill.experiment.job import Job
 from fedstill.privacy.guarantee import Guarantee, of_group
@@ -56,13 +57,15 @@ def stored(run: Path) -> list[str]:
     """Findings of the membership attacks on a run, one text for each.
 
     Raises:
-        Damaged: their results can't be read.
+        Damaged: their results can't be read, or are of another run.
     """
-    found = []
+    own, found = identity(run), list[str]()
     for file in sorted(RunFolder(run).attack.glob("client-*/attack.json")):
         try:
             content = json.loads(file.read_text("utf-8"))
             kinds = [results for name, results in content.items() if name.startswith("membership")]
+            if any(results["run"] != own for results in kinds):
+                raise ValueError("it has an attack on another run")
             found += [f"{finding(results)}. {_verdict(results)}" for results in kinds]
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
             raise Damaged(f"{file} is damaged ({error}); delete it, or attack again") from error

@@ -178,7 +178,8 @@ def _checksum(path: Path) -> str:
 def _read(folder: Path, source: str) -> tuple[CacheEntry, str] | None:
     """The entry; None if it is missing, damaged or out of date."""
     try:
-        meta = json.loads((folder / "meta.json").read_bytes())
+        begun = (folder / "meta.json").read_bytes()
+        meta = json.loads(begun)
         if (meta["format"], meta["source"]) != (FORMAT, source):
             return None
         content, fingerprint = meta["content"], meta["fingerprint"]
@@ -191,6 +192,8 @@ def _read(folder: Path, source: str) -> tuple[CacheEntry, str] | None:
                 raise ValueError(f"{path.name} does not match its checksum")
             with processes.LITERALS:
                 arrays[name] = np.load(path, mmap_mode="c", allow_pickle=False)
+        if (folder / "meta.json").read_bytes() != begun:  # another process has put another entry here meanwhile
+            return _read(folder, source)
         return CacheEntry(arrays, content["facts"], meta["notes"]), fingerprint
     except (OSError, ValueError, KeyError, TypeError) as error:
         if folder.exists():

@@ -299,10 +299,12 @@ def table(frame: Any, where: str) -> "pa.Table":
 
     if isinstance(frame, pa.Table):
         return frame
-    if hasattr(frame, "to_arrow"):  # polars
-        found: pa.Table = frame.to_arrow()
-        return found
     try:
+        if hasattr(frame, "to_arrow"):  # polars, whose column of objects has their addresses as bytes
+            found: pa.Table = frame.to_arrow()
+            if any(pa.types.is_fixed_size_binary(field.type) for field in found.schema):
+                raise pa.ArrowInvalid("objects")
+            return found
         return pa.Table.from_pandas(frame, preserve_index=False)
     except (pa.ArrowException, OverflowError) as error:
         raise ValueError(f"{where} have {_mixed(frame)}; give each column one type, and numbers of 64 bits") from error

@@ -1,7 +1,7 @@
 """Loading of data sets: known names, folders, NumPy files and the Hugging Face hub, through a cache of decoded data."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -608,42 +608,3 @@ def _part(source: Source) -> cache.CacheEntry:
     remarks = [*dict.fromkeys((*train.remarks, *test.remarks))]
     notes = {"features": list(train.features), "remarks": remarks}
     return cache.CacheEntry(arrays=arrays_of(train, test), facts={"class_names": list(names)}, notes=notes)
-
-
-@dataclass
-class Shards:
-    """The records of every simulated client.
-
-    If ``source`` is a name, the records are not pickled: each worker process maps the decoded cache itself.
-
-    Attributes:
-        source: an argument of `fedstill.data.sources.load`, or the records themselves.
-        parts: train and local test indices of each client.
-        reading: how a named source is read.
-        load_public: function that loads the public records (`fedstill.data.public.load`); None if there are none.
-        loaded: the public records once they are loaded; other processes load their own.
-    """
-
-    source: str | Records
-    parts: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]
-    load_public: Callable[[], Records] | None = None
-    reading: Reading = AS_IT_IS
-    loaded: Records | None = field(default=None, repr=False, compare=False)
-    _records: Records | None = field(default=None, init=False, repr=False, compare=False)
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**vars(self), "_records": None, "loaded": None}
-
-    def public(self) -> Records | None:
-        """The public records, or None."""
-        if self.loaded is None and self.load_public is not None:
-            self.loaded = self.load_public()
-        return self.loaded
-
-    def records(self, client: int) -> tuple[Records, Records]:
-        """Copies of the train and the local test records of ``client``."""
-        if self._records is None:
-            source = self.source
-            self._records = load(source, self.reading).train if isinstance(source, str) else source
-        train, test = self.parts[client]
-        return self._records[torch.from_numpy(train)], self._records[torch.from_numpy(test)]

@@ -90,13 +90,36 @@ class Column(Settings):
             low, high = self.bounds
             if not low < high:
                 raise ValueError(f"the range {list(self.range or ())} is empty; give the least value, then the largest")
-        if self.missing is not None and self.kind == "category" and self.missing not in (*self.values, "other"):
-            raise ValueError(f"missing is {self.missing!r}, which is not one of the values")
-        if self.missing is not None and self.kind == "boolean" and str(self.missing).lower() not in _TRUE | _FALSE:
-            raise ValueError(f"missing is {self.missing!r}, which is neither true nor false")
+            if 2 * (high - low) == np.inf:
+                raise ValueError(f"the range {list(self.range or ())} is too wide; give one that values can have")
+        if self.missing is not None:
+            self._check_missing(self.missing)
         if self.outside == "other" and "other" in self.values:
             raise ValueError("values has 'other', and outside = 'other' makes a second one; rename the category")
         return self
+
+    def _check_missing(self, missing: bool | float | str) -> None:
+        """Refuse a value for gaps that the column itself could not have."""
+        if self.kind == "category":
+            allowed = (*self.values, *["other"] * (self.outside == "other"))
+            wrong = "" if missing in allowed else f"none of {', '.join(allowed[:8])}"
+        elif self.kind == "boolean":
+            wrong = "" if str(missing).lower() in _TRUE | _FALSE else "neither true nor false"
+        else:
+            low, high, value = *self.bounds, np.nan
+            with suppress(ValueError):
+                value = np.nan if isinstance(missing, bool) else self.number(missing)
+            wrong = "" if low <= value <= high else f"no {self.kind} of the range {list(self.range or ())}"
+        if wrong:
+            raise ValueError(f"missing is {missing!r}, which is {wrong}; give a value that a record may have")
+
+    def number(self, value: Scalar) -> float:
+        """A value of a ranged column as a number; days since 1 January of year 1 for dates.
+
+        Raises:
+            ValueError: it is none.
+        """
+        return _day(value) if self.kind == "date" else float(value)
 
     @property
     def is_true(self) -> bool:
@@ -107,8 +130,7 @@ class Column(Settings):
     def bounds(self) -> tuple[float, float]:
         """The range as numbers; days since 1 January of year 1 for dates."""
         assert self.range is not None
-        low, high = (_day(value) if self.kind == "date" else float(value) for value in self.range)
-        return low, high
+        return self.number(self.range[0]), self.number(self.range[1])
 
 
 def _as_cells(value: Any) -> Any:
@@ -119,7 +141,10 @@ def _as_cells(value: Any) -> Any:
 
 
 def _day(value: object) -> float:
-    return float(date.fromisoformat(str(value)[:10]).toordinal())
+    try:
+        return float(date.fromisoformat(str(value)[:10]).toordinal())
+    except ValueError as error:
+        raise ValueError(f"{value!r} is no date; write it as YYYY-MM-DD") from error
 
 
 class TableSchema(Settings):
@@ -281,12 +306,13 @@ def _texts(values: "pd.Series[Any]", words: Collection[str] = ()) -> "pd.Series[
 
     if pd.api.types.infer_dtype(values, skipna=True) == "boolean":
         values = values.map({True: "true", False: "false"})
-    texts = values.astype("string").str.strip().map(nfc, na_action="ignore")
+    texts = values.astype("string").str.strip().map(nfc, na_action="ignore").astype("string")
     if pd.api.types.is_float_dtype(values):
         texts = texts.str.removesuffix(".0")
     if numbers := _by_number(words):
         known = {*words}
         texts = texts.map(lambda text: text if text in known else numbers.get(_number(text), text), na_action="ignore")
+    texts = texts.astype("string")  # which a column of gaps alone would not be
     return texts.mask(texts.str.lower().isin(_GAPS) & ~texts.isin([*words]))
 
 
@@ -377,8 +403,7 @@ def _scaled(
     numbers: NDArray[np.float64], gaps: NDArray[np.bool_], column: Column, where: str, remarks: list[str]
 ) -> NDArray[np.float32]:
     if column.missing is not None:
-        fill = _day(column.missing) if column.kind == "date" else float(column.missing)
-        numbers = np.where(gaps, fill, numbers)
+        numbers = np.where(gaps, column.number(column.missing), numbers)
     return _in_range(numbers, column, where, remarks).astype(np.float32)
 
 

@@ -95,6 +95,18 @@ def check_facts(run: Path, begun: Config | None, now: Mapping[str, str]) -> None
             )
 
 
+def check_begun(folder: RunFolder, begun: Config | None, now: Mapping[str, str], experiment: Experiment) -> None:
+    """Refuse to go on as of `check_facts` and `check_schema`, and after tries (``--tune``) on other records."""
+    check_facts(folder.path, begun, now)
+    check_schema(folder.path, begun, experiment)
+    before = folder.read_tries().get("fingerprint") if folder.tries.exists() else None
+    if before not in (None, now["fingerprint"]):
+        raise ValueError(
+            f"the tries in {folder.path} were on records with fingerprint {before}, now it is {now['fingerprint']}: "
+            "the data changed since; bring the former back, or start anew with another --out"
+        )
+
+
 def check_schema(run: Path, begun: Config | None, experiment: Experiment) -> None:
     """Refuse to go on with ``run`` under another schema of the table than it was begun with."""
     if begun is not None and begun.table_schema is not None and _other_schema(begun, experiment):

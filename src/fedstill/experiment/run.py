@@ -40,7 +40,7 @@ from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job, is_importable
 from fedstill.experiment.judging import measured, measures_of_two
 from fedstill.experiment.progress import Lines, Quiet
-from fedstill.experiment.reuse import check_facts, check_schema, public_facts
+from fedstill.experiment.reuse import check_begun, check_facts, check_schema, public_facts
 from fedstill.experiment.task import Task, client_data, measured_columns, scaled, share_out
 from fedstill.privacy import guarantee
 from fedstill.runs import environment, formats
@@ -254,8 +254,7 @@ def _run(
     task = task or share_out(experiment, data, share=sites is None, progress=watcher.progressed)
     check_records(job, task)
     facts = {"version": fedstill.__version__, "fingerprint": task.fingerprint, **public_facts(experiment)}
-    check_facts(folder.path, begun, facts)
-    check_schema(folder.path, begun, experiment)
+    check_begun(folder, begun, facts, experiment)
     number = (begun and begun.run) or secrets.token_hex(16)
     parties = parties or parties_of(job, number, folder.helpers)
     spec = spec_of(job, task, number, parties)

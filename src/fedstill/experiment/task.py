@@ -15,6 +15,7 @@ from fedstill.base.lookup import nfc
 from fedstill.base.records import Normalisation, Records, check, twins
 from fedstill.data import features, partition, places, public, published, sources, vectors
 from fedstill.data.image_folder import FOLDER
+from fedstill.data.shards import Shards, changed, unchanged
 from fedstill.experiment.config import Experiment
 
 
@@ -449,7 +450,7 @@ def _scaled_by_public(
     elif public.is_noise(experiment.public):
         return data
     else:
-        values = _public_records(experiment, data.train, backbone, progress).images
+        values = _public_records(experiment, data.train, backbone, progress=progress).images
     normalisation, constant = vectors.scale(values.numpy())
     train, test = (replace(records, normalisation=normalisation) for records in (data.train, data.test))
     constant = () if backbone else constant  # a feature that the public records lack
@@ -513,29 +514,46 @@ def _warn_of_mixing(experiment: Experiment, columns: Mapping[str, np.ndarray]) -
     )
 
 
-def client_data(experiment: Experiment, task: Task, progress: features.Progress | None = None) -> sources.Shards:
+def client_data(experiment: Experiment, task: Task, progress: features.Progress | None = None) -> Shards:
     """The clients' records and the public ones, which are loaded here if ``progress`` observes their ``--features``."""
     load_public = loaded = None
     if task.public is not None:
-        load_public = partial(_subset, task.source, experiment.reading, task.public)
+        load_public = partial(_subset, task.source, experiment.reading, task.fingerprint, task.public)
     elif experiment.public is not None:
-        load_public = partial(_public_records, experiment, task.train[:0], task.backbone)
-        loaded = None if progress is None else load_public(progress)
-    return sources.Shards(task.source, task.parts, load_public, experiment.reading, loaded)
+        load_public = partial(_public_records, experiment, task.train[:0], task.backbone, _public_print(experiment))
+        loaded = None if progress is None else load_public(progress=progress)
+    return Shards(task.source, task.parts, load_public, experiment.reading, loaded, task.fingerprint)
+
+
+def _public_print(experiment: Experiment) -> str | None:
+    """The fingerprint of public records in a file or folder here, which may change; None for others."""
+    spec = experiment.public
+    return public.fingerprint(spec, experiment.size) if spec is not None and public.is_own(spec) else None
 
 
 def _public_records(
-    experiment: Experiment, like: Records, backbone: str | None, progress: features.Progress | None = None
+    experiment: Experiment,
+    like: Records,
+    backbone: str | None,
+    fingerprint: str | None = None,
+    progress: features.Progress | None = None,
 ) -> Records:
-    """The public records in the shape of ``like`` and with its normalisation."""
+    """The public records in the shape of ``like`` and with its normalisation.
+
+    Raises:
+        ValueError: they are not those of the ``fingerprint``.
+    """
     assert experiment.public is not None
-    size = experiment.size
+    size, device = experiment.size, experiment.device
     if experiment.features is None:
-        return public.load(experiment.public, like.shape, like.normalisation, size=size)
-    found = (experiment.features, str(backbone))
-    return features.load_public(experiment.public, found, like, size=size, device=experiment.device, progress=progress)
+        records = public.load(experiment.public, like.shape, like.normalisation, size=size)
+    else:
+        found = (experiment.features, str(backbone))
+        records = features.load_public(experiment.public, found, like, size=size, device=device, progress=progress)
+    if fingerprint != (fingerprint and _public_print(experiment)):
+        raise ValueError(changed(experiment.public))
+    return records
 
 
-def _subset(source: str | Records, reading: places.Reading, indices: partition.Indices) -> Records:
-    records = sources.load(source, reading).train if isinstance(source, str) else source
-    return records[torch.from_numpy(indices)]
+def _subset(source: str | Records, reading: places.Reading, fingerprint: str, indices: partition.Indices) -> Records:
+    return unchanged(source, reading, fingerprint)[torch.from_numpy(indices)]

@@ -145,6 +145,7 @@ def _run(job: Job, data: DataSet | None, watcher: Watcher) -> dict[str, Any]:
             reuse.prepare(one, done)  # tries of the server's settings ask the clients once
             value = score_of(engine.run(one, data=data), measure)
             done.append(place)
+            _check_same(done[0], place)
         except (Taken, files.Damaged):  # says nothing about the settings
             raise
         except (ValueError, TooFewReplies) as error:
@@ -159,7 +160,23 @@ def _run(job: Job, data: DataSet | None, watcher: Watcher) -> dict[str, Any]:
     watcher.progressed("tries", len(points), len(points))
     if not done:
         raise failures[0]
-    return {"measure": measure, "records": _records(job), "tries": results, "chosen": _best(results, measure)}
+    chosen = {"tries": results, "chosen": _best(results, measure)}
+    return {"measure": measure, "records": _records(job), "fingerprint": _print_of(done[0]), **chosen}
+
+
+def _check_same(first: Path, later: Path) -> None:
+    """Refuse tries on other records than those of the first, among which nothing can be chosen.
+
+    Raises:
+        Taken: a later try has others.
+    """
+    if _print_of(first) != _print_of(later):
+        raise Taken(f"the records changed between the tries {first} and {later}; choose another --out and begin anew")
+
+
+def _print_of(run: Path) -> str | None:
+    """The fingerprint of a run's records."""
+    return RunFolder(run).read_config().fingerprint
 
 
 def _records(job: Job) -> str:

@@ -5,6 +5,7 @@ import io
 import logging
 import warnings
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -331,7 +332,8 @@ def _words(column: Column, count: int, rng: np.random.Generator) -> list[str]:
     numbers = rng.uniform(low - beyond, high + beyond, count)
     if column.kind == "number":
         return [repr(float(number)) for number in numbers]
-    return [str(np.datetime64("0001-01-01") + (max(1, round(number)) - 1)) for number in numbers]
+    days = (min(max(1, round(number)), date.max.toordinal()) for number in numbers)
+    return [date.fromordinal(day).isoformat() for day in days]
 
 
 def _write_onnx(program: ExportedProgram, path: Path, kind: str, output: str) -> Compute:

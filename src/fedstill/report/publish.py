@@ -88,7 +88,9 @@ def publish(
     size = None if shape else record.config["experiment"].get("size")
     decision = decision_of(model, positive, threshold)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} exists; choose an empty folder")
+        begun = next(out.glob(f".*{files.PART}"), None) if out.is_dir() else None
+        remedy = f"delete {begun.name} there, if nobody publishes at the moment, or choose" if begun else "choose"
+        raise ValueError(f"{out} exists; {remedy} an empty folder")
     part = out / f".{os.getpid()}{files.PART}"
     missing = [folder for folder in (out, *out.parents) if not folder.exists()]
     part.mkdir(parents=True)
@@ -124,9 +126,10 @@ def _shape(record: RunRecord, model: Trained, given: tuple[int, ...]) -> tuple[i
         return given
     experiment = record.config["experiment"]
     try:
-        return sources.load_raw(
-            experiment["data"], Reading(experiment.get("size"), experiment.get("label_column"))
-        ).shape
+        raw = sources.load_raw(experiment["data"], Reading(experiment.get("size"), experiment.get("label_column")))
+        if record.get("records") in (None, raw.fingerprint):  # a server's own set has none
+            return raw.shape
+        raise ValueError("its records have changed since the run")
     except ValueError as error:
         raise ValueError(
             f"the shape of the images is that of {experiment['data']!r}, which can't be read here ({error}); give it: "

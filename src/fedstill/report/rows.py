@@ -197,8 +197,12 @@ def code(value: Any, column: Mapping[str, Any]) -> float:
 
 
 def is_gap(value: Any, words: Iterable[str] = ()) -> bool:
-    """Whether a value, or its text, stands for a gap; ``words``, which a schema has as values, do not."""
-    return value is None or ((text := _text(value)).lower() in _GAPS and text not in words)
+    """Whether a value, or its text, stands for a gap; a text of ``words``, which a schema has as values, does not."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    if isinstance(value, float | np.floating) and math.isnan(value):
+        return True
+    return (text := _text(value)).lower() in _GAPS and text not in words
 
 
 def _text(value: Any) -> str:

@@ -7,7 +7,15 @@ from typing import Annotated, Literal, TypeVar
 
 import torch
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+)
 
 from fedstill import methods, models, schema
 from fedstill.base import lookup
@@ -129,6 +137,28 @@ class SitePolicy(Settings):
     threads: Annotated[int, Ge(1), Le(256)] = 1
     """Number of threads of a step."""
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _of_its_kind(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse true as a number, a word as true or false, and an empty path, which would be the policy's folder."""
+        kind = cls.model_fields[info.field_name or ""].annotation
+        if (kind is bool) != isinstance(value, bool):
+            if kind is bool:
+                raise ValueError(f"it is {value!r}; write true or false, without quotes")
+            if isinstance(value, bool):
+                raise ValueError(f"it is {str(value).lower()}, which is no value of this setting")
+        if kind in (Path, Path | None) and isinstance(value, str) and (not value.strip() or "\0" in value):
+            raise ValueError(f"it is {value!r}, which is no path; leave it out, or name a folder or file")
+        return value
+
+    @field_validator("public")
+    @classmethod
+    def _names_no_setting(cls, public: dict[str, Path]) -> dict[str, Path]:
+        """Refuse a setting among the names: lines after ``[public]`` in TOML belong to it, and would change nothing."""
+        if own := next((name for name in public if name in cls.model_fields), None):
+            raise ValueError(f"it has {own!r}, which is a setting of the policy; write that line above [public]")
+        return public
+
     @classmethod
     def read(cls, path: Path) -> "SitePolicy":
         """Read the file; its relative paths are relative to its folder.
@@ -139,14 +169,19 @@ class SitePolicy(Settings):
         none = f"there is no policy {str(path)!r}; make one with fedstill site init"
         policy = read_toml(cls, path, f"the policy {str(path)!r}", none)
         here = path.resolve().parent
-        return policy.model_copy(
-            update={
-                "data": policy.data and here / policy.data.expanduser(),
-                "state": here / policy.state.expanduser(),
-                "schema_file": policy.schema_file and here / policy.schema_file.expanduser(),
-                "public": {name: here / place.expanduser() for name, place in policy.public.items()},
-            }
-        )
+        try:
+            return policy.model_copy(
+                update={
+                    "data": policy.data and here / policy.data.expanduser(),
+                    "state": here / policy.state.expanduser(),
+                    "schema_file": policy.schema_file and here / policy.schema_file.expanduser(),
+                    "public": {name: here / place.expanduser() for name, place in policy.public.items()},
+                }
+            )
+        except RuntimeError as error:  # of a user whom the machine does not know
+            raise ValueError(
+                f"a path of the policy {str(path)!r} can't be found ({error}); write it in full"
+            ) from error
 
     @property
     def reading(self) -> Reading:
