@@ -1,5 +1,6 @@
 """Records that change while a run reads them: what is trained on is what was read at first, or the run says so."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import fedstill
 from fedstill.data import cache
 from fedstill.data.places import Reading
 from fedstill.data.shards import Shards
+from fedstill.engines.transport import Watcher
+from fedstill.experiment import reuse, sweep
 from fedstill.experiment import run as engine
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.task import client_data, share_out
@@ -110,6 +113,62 @@ def test_no_try_is_on_other_records_than_the_first(tmp_path: Path, monkeypatch: 
     facts.pop("epsilon")
     with pytest.raises((Taken, ValueError), match="the records changed between the tries"):
         fedstill.run("fedavg", out=tmp_path / "run", tune=True, **facts)
+
+
+def test_a_schema_that_is_edited_meanwhile_is_not_mixed_with_the_former(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The records were scaled by the former one, so the model and the measures are in its unit."""
+    place, schema, share = tmp_path / "d.csv", tmp_path / "schema.toml", engine.share_out
+    rng = np.random.default_rng(0)
+    x = rng.uniform(0, 10, 300)
+    rows = [f"{a:.3f},{2 * a + b:.3f}" for a, b in zip(x, rng.normal(size=300), strict=True)]
+    place.write_text("\n".join(["x,y", *rows]))
+    text = 'target = "y"\nrange = [-9, 30]\n[columns.x]\nkind = "number"\nrange = [0, 10]\n'
+    schema.write_text(text)
+
+    def then_edited(*given: Any, **more: Any) -> Any:
+        found = share(*given, **more)
+        schema.write_text(text.replace("30", "3000").replace("10", "1000"))
+        return found
+
+    monkeypatch.setattr(engine, "share_out", then_edited)
+    facts = settings(place, schema_file=str(schema), rounds=30)
+    facts.pop("epsilon")
+    record = fedstill.run("fedavg", out=tmp_path / "run", **facts)
+    assert record.config["table_schema"]["range"] == [-9, 30]
+    assert record["errors"]["rmse"] < 3
+
+
+def test_a_sweep_chooses_among_tries_on_one_data_set(tmp_path: Path) -> None:
+    place = write(tmp_path / "d.npz")
+    content = {"data": str(place), "model": "linear", "clients": 2, "methods": {"fedavg": {"rounds": 1}}}
+    sweep_of = {**content, "methods": {"fedavg": {"rounds": 1, "try": {"local.lr": [0.1, 0.2]}}}}
+    found = sweep.checked("it", sweep_of)
+    outcome = sweep.run_sweep(found, tmp_path / "out", parallel=1, watcher=Watcher())
+    first, second = (one.folders[0] for one in outcome.tries["fedavg"])
+    config = json.loads((second / "config.json").read_text())
+    assert reuse.contents(first) == reuse.contents(second)
+    (second / "config.json").write_text(json.dumps(config | {"fingerprint": "0" * 64}))
+    with pytest.raises(ValueError, match="the records changed between the tries"):
+        sweep._check_same(outcome.tries["fedavg"])
+
+
+def test_public_records_that_change_between_two_readings_of_a_run_are_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, other, share = write(tmp_path / "d.npz"), write(tmp_path / "public.npz"), engine.share_out
+
+    def then_changed(*given: Any, **more: Any) -> Any:
+        found = share(*given, **more)
+        write(other, swapped=True)
+        return found
+
+    monkeypatch.setattr(engine, "share_out", then_changed)
+    facts = settings(place, public=str(other))
+    facts.pop("epsilon")
+    with pytest.raises(ValueError, match=CHANGED):
+        fedstill.run("feddf", out=tmp_path / "run", **facts)
 
 
 def test_a_reader_of_the_cache_gets_arrays_of_one_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,12 @@ def classes_of(names: list[str], labels: list[int]) -> datasets.Dataset:
         ({"kind": "category", "values": ["1", "2"], "missing": "1"}, 1.0),
     ],
 )
-@pytest.mark.parametrize("absent", [None, math.nan, pd.NA, ""])
-def test_a_column_of_gaps_alone_is_read(facts: dict[str, Any], gap: float, absent: Any) -> None:
+@pytest.mark.parametrize(
+    ("absent", "dtype"), [(None, object), (math.nan, object), (math.nan, "float64"), (pd.NA, "Int64"), ("", object)]
+)
+def test_a_column_of_gaps_alone_is_read(facts: dict[str, Any], gap: float, absent: Any, dtype: Any) -> None:
     """A hospital that does not collect a variable has one."""
-    found = encoded({"a": facts}, {"a": pd.Series([absent] * 3, dtype=object), "died": ["no"] * 3})
+    found = encoded({"a": facts}, {"a": pd.Series([absent] * 3, dtype=dtype), "died": ["no"] * 3})
     first = next(name for name in found if name.startswith("a"))
     assert found[first] == pytest.approx([gap] * 3) and found["a is missing"] == [1.0] * 3
 
@@ -77,23 +80,40 @@ def test_a_column_of_gaps_alone_is_read(facts: dict[str, Any], gap: float, absen
         ({"kind": "number", "range": [0, 9], "missing": "abc"}, "'abc', which is no number of the range"),
         ({"kind": "number", "range": [0, 9], "missing": True}, "True, which is no number of the range"),
         ({"kind": "number", "range": [0, 9], "missing": -1}, "-1.0, which is no number of the range"),
-        ({"kind": "number", "range": [0, 9], "missing": -1, "outside": "clip"}, "-1.0, which is no number"),
+        ({"kind": "number", "range": [0, 9], "missing": "abc", "outside": "clip"}, "'abc', which is no number"),
         ({"kind": "date", "range": ["2020-01-01", "2021-01-01"], "missing": 1980}, "1980.0, which is no date"),
         ({"kind": "date", "range": ["2020-01-01", "2021-01-01"], "missing": "1999-01-01"}, "which is no date of"),
-        ({"kind": "category", "values": ["a", "b"], "missing": "other"}, "'other', which is none of a, b"),
+        (
+            {"kind": "category", "values": ["a", "b"], "missing": "other"},
+            "'other', which is none of its values",
+        ),
         ({"kind": "number", "range": [-1.7e308, 1.7e308]}, "is too wide"),
         ({"kind": "date", "range": ["2020-13-01", "2021-01-01"]}, "'2020-13-01' is no date; write it as YYYY-MM-DD"),
     ],
 )
-def test_a_schema_whose_gaps_or_ranges_no_record_can_have_is_refused(facts: dict[str, Any], words: str) -> None:
+def test_a_schema_whose_gaps_or_ranges_no_record_can_have_is_refused(
+    facts: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    place = tmp_path / "schema.toml"
+    lines = [f"{key} = {json.dumps(value)}" for key, value in facts.items()]
+    place.write_text("\n".join(['target = "died"', 'classes = ["no", "yes"]', "[columns.a]", *lines]))
     with pytest.raises(ValueError, match=re.escape(words)):
-        schema({"a": facts})
+        TableSchema.read(place)
+
+
+def test_a_run_keeps_the_schema_that_it_was_made_with(tmp_path: Path) -> None:
+    """One that today's rules refuse in a file, and one whose gaps are clipped, which is well defined."""
+    column = {"kind": "number", "range": [0, 9], "missing": -1}
+    kept = {"target": "died", "classes": ["no", "yes"], "columns": {"a": column}}
+    assert TableSchema.kept(kept, "the run").columns["a"].missing == -1
+    found = encoded({"a": {**column, "outside": "clip"}}, {"a": ["", "9"], "died": ["no", "yes"]})
+    assert found["a"] == [-1.0, 1.0] and found["a is missing"] == [1.0, 0.0]
 
 
 def test_a_number_that_is_none_is_a_gap_whatever_the_categories_are_called() -> None:
     column = {"a": {"kind": "category", "values": ["nan", "b"], "missing": "b"}}
     table = schema(column).model_dump(mode="json")
-    for absent in (math.nan, np.float32("nan"), pd.NA, pd.NaT, None):
+    for absent in (math.nan, np.float32("nan"), pd.NA, pd.NaT, None, Decimal("NaN")):
         assert np.isnan(rows.codes([{"a": absent}], table)[0, 0])
     assert rows.codes([{"a": "nan"}], table)[0, 0] == 0
     found = encoded(column, {"a": pd.Series([math.nan, "nan"], dtype=object), "died": ["no", "yes"]})

@@ -193,6 +193,29 @@ def test_the_shape_of_images_that_changed_since_is_not_taken(tmp_path: Path, mon
     assert publishing.publish(trained.folder, tmp_path / "given", shape=(1, 16, 16))["shape"] == [1, 16, 16]
 
 
+@pytest.mark.parametrize("rule", [{"partition": "by:folder"}, {"group": "folder"}])
+def test_the_shape_is_read_as_the_run_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: dict[str, str]
+) -> None:
+    """Test records are held out by whole folders then."""
+    monkeypatch.setenv("FEDSTILL_CACHE", str(tmp_path / "cache"))
+    rng = np.random.default_rng(0)
+    for k in range(100):
+        place = tmp_path / "images" / f"h{k % 5}" / "ab"[k // 5 % 2] / f"{k}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (16, 16), dtype=np.uint8)).save(place)
+    task = {
+        **TASK,
+        "data": str(tmp_path / "images"),
+        "limit": None,
+        "features": "scattering",
+        "model": "linear",
+        **rule,
+    }
+    trained = run("fedavg", **task, rounds=1, out=tmp_path / "run")  # type: ignore[arg-type]
+    assert publishing.publish(trained.folder, tmp_path / "out")["shape"] == [1, 16, 16]
+
+
 def test_what_a_killed_publication_left_is_named(finished: RunRecord, tmp_path: Path) -> None:
     (tmp_path / "out" / ".4711.part").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"out exists; delete \.4711\.part there, if nobody publishes"):

@@ -532,15 +532,19 @@ def test_a_policy_that_is_wrong_is_a_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("min_records = true", "min_records is True; it is true, which is no value of this setting"),
-        ("budget = true", "it is true, which is no value"),
-        ("budget_per_run = true", "it is true, which is no value"),
-        ("unprotected = 1", "it is 1; write true or false, without quotes"),
-        ('unprotected = "yes"', "it is 'yes'; write true or false, without quotes"),
-        ('simulated_noise = "t"', "it is 't'; write true or false, without quotes"),
-        ('schema_file = " "', "it is ' ', which is no path"),
-        ('label_column = "a"\n[public]\np = "p.npz"\napproval = "ask"', "it has 'approval', which is a setting of the"),
-        ('[public]\nsum_budget = "total"', "it has 'sum_budget', which is a setting of the policy"),
+        ("min_records = true", "true is no value of this setting"),
+        ("budget = true", "true is no value"),
+        ("budget_per_run = true", "true is no value"),
+        ("unprotected = 1", "write true or false, without quotes"),
+        ('unprotected = "yes"', "write true or false, without quotes"),
+        ('simulated_noise = "t"', "write true or false, without quotes"),
+        ('schema_file = " "', "' ' is no path"),
+        (
+            'label_column = "a"\n[public]\np = "p.npz"\napproval = "ask"',
+            "has 'approval' among its public data, which is a setting of the",
+        ),
+        ('[public]\np = ""', "'' is no path; leave it out"),
+        ('[public]\nsum_budget = "total"', "has 'sum_budget' among its public data"),
     ],
 )
 def test_a_slip_in_a_policy_changes_nothing_without_a_word(line: str, reason: str, tmp_path: Path) -> None:
@@ -550,11 +554,18 @@ def test_a_slip_in_a_policy_changes_nothing_without_a_word(line: str, reason: st
         SitePolicy.read(place)
 
 
+def test_public_data_may_have_the_name_of_a_setting(tmp_path: Path) -> None:
+    (tmp_path / "pub").mkdir()
+    place = tmp_path / "policy.toml"
+    place.write_text('client = 1\ndata = "d"\nstate = "s"\n[public]\npublic = "pub"\ndata = "pub"\n')
+    assert SitePolicy.read(place).public == {"public": tmp_path / "pub", "data": tmp_path / "pub"}
+
+
 @pytest.mark.parametrize("data", ["", "a\\u0000b", "~nobody-has-this-name/x"])
 def test_a_path_that_is_none_is_a_sentence(data: str, tmp_path: Path) -> None:
     place = tmp_path / "policy.toml"
     place.write_text(f'client = 1\ndata = "{data}"\nstate = "s"\n')
-    with pytest.raises(ValueError, match="which is no path; leave it out|can't be found .*; write it in full"):
+    with pytest.raises(ValueError, match="is no path; leave it out|can't be found .*; write it in full"):
         SitePolicy.read(place)
 
 

@@ -64,8 +64,8 @@ def stored(run: Path) -> list[str]:
         try:
             content = json.loads(file.read_text("utf-8"))
             kinds = [results for name, results in content.items() if name.startswith("membership")]
-            if any(results["run"] != own for results in kinds):
-                raise ValueError("it has an attack on another run")
+            if any(results.get("run") != own for results in kinds):
+                raise ValueError("it does not name this run, but another one or none")
             found += [f"{finding(results)}. {_verdict(results)}" for results in kinds]
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
             raise Damaged(f"{file} is damaged ({error}); delete it, or attack again") from error

@@ -92,33 +92,28 @@ class Column(Settings):
                 raise ValueError(f"the range {list(self.range or ())} is empty; give the least value, then the largest")
             if 2 * (high - low) == np.inf:
                 raise ValueError(f"the range {list(self.range or ())} is too wide; give one that values can have")
-        if self.missing is not None:
-            self._check_missing(self.missing)
+        if self.missing is not None and self.kind == "category" and self.missing not in (*self.values, "other"):
+            raise ValueError(f"missing is {self.missing!r}, which is not one of the values")
+        if self.missing is not None and self.kind == "boolean" and str(self.missing).lower() not in _TRUE | _FALSE:
+            raise ValueError(f"missing is {self.missing!r}, which is neither true nor false")
         if self.outside == "other" and "other" in self.values:
             raise ValueError("values has 'other', and outside = 'other' makes a second one; rename the category")
         return self
 
-    def _check_missing(self, missing: bool | float | str) -> None:
-        """Refuse a value for gaps that the column itself could not have."""
-        if self.kind == "category":
-            allowed = (*self.values, *["other"] * (self.outside == "other"))
-            wrong = "" if missing in allowed else f"none of {', '.join(allowed[:8])}"
-        elif self.kind == "boolean":
-            wrong = "" if str(missing).lower() in _TRUE | _FALSE else "neither true nor false"
-        else:
-            low, high, value = *self.bounds, np.nan
-            with suppress(ValueError):
-                value = np.nan if isinstance(missing, bool) else self.number(missing)
-            wrong = "" if low <= value <= high else f"no {self.kind} of the range {list(self.range or ())}"
-        if wrong:
-            raise ValueError(f"missing is {missing!r}, which is {wrong}; give a value that a record may have")
+    @property
+    def unfit(self) -> str:
+        """Why no record could have the value that stands for gaps; empty if one could."""
+        if self.missing is None or self.range is None:
+            lost = self.missing == "other" and self.outside != "other" not in self.values
+            return "missing is 'other', which is none of its values; set outside = 'other'" if lost else ""
+        low, high, value = *self.bounds, np.nan
+        with suppress(ValueError):
+            value = np.nan if isinstance(self.missing, bool) else self.number(self.missing)
+        fits = low <= value <= high or (self.outside == "clip" and not np.isnan(value))
+        return "" if fits else f"missing is {self.missing!r}, which is no {self.kind} of the range {list(self.range)}"
 
     def number(self, value: Scalar) -> float:
-        """A value of a ranged column as a number; days since 1 January of year 1 for dates.
-
-        Raises:
-            ValueError: it is none.
-        """
+        """A value of a ranged column as a number, of a date the days since 1 January of year 1; or ValueError."""
         return _day(value) if self.kind == "date" else float(value)
 
     @property
@@ -141,10 +136,9 @@ def _as_cells(value: Any) -> Any:
 
 
 def _day(value: object) -> float:
-    try:
+    with suppress(ValueError):
         return float(date.fromisoformat(str(value)[:10]).toordinal())
-    except ValueError as error:
-        raise ValueError(f"{value!r} is no date; write it as YYYY-MM-DD") from error
+    raise ValueError(f"{value!r} is no date; write it as YYYY-MM-DD")
 
 
 class TableSchema(Settings):
@@ -206,7 +200,11 @@ class TableSchema(Settings):
         """
         place = Path(path).expanduser()
         none = f"there is no schema {str(path)!r}; draft one with fedstill data schema FILE"
-        return read_toml(cls, place, f"the schema {str(path)!r}", none)
+        found = read_toml(cls, place, f"the schema {str(path)!r}", none)
+        for name, column in found.columns.items():
+            if column.unfit:
+                raise ValueError(f"the schema {str(path)!r} is invalid: columns.{name}: {column.unfit}")
+        return found
 
     @classmethod
     def kept(cls, content: Mapping[str, Any], where: str) -> "TableSchema":
@@ -457,7 +455,7 @@ def _days(values: "pd.Series[Any]", where: str) -> NDArray[np.float64]:
     """Days since 1 January of year 1, of dates or of texts YYYY-MM-DD; gaps are NaN."""
     import pandas as pd
 
-    if pd.api.types.is_numeric_dtype(values):
+    if pd.api.types.is_numeric_dtype(values) and values.notna().any():
         raise ValueError(f"{where} has numbers, but the schema says dates; set kind = 'number', or write YYYY-MM-DD")
     texts = _texts(values)
     good = texts.str.fullmatch(r"\d{4}-\d{2}-\d{2}([T ].*)?")

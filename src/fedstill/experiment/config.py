@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Collection, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -321,9 +322,9 @@ class Experiment(Settings):
             return Reading(self.size, self.label_column, column, self.clients, schema)
         return Reading(self.size, self.label_column, group, schema=schema)
 
-    @property
+    @cached_property
     def table_schema(self) -> "TableSchema | None":
-        """The schema of the table; None without one."""
+        """The schema of the table, as it is when it is first asked for; None without one."""
         from fedstill.data.table_schema import TableSchema
 
         return None if self.schema_file is None else TableSchema.read(self.schema_file)

@@ -99,12 +99,22 @@ def check_begun(folder: RunFolder, begun: Config | None, now: Mapping[str, str],
     """Refuse to go on as of `check_facts` and `check_schema`, and after tries (``--tune``) on other records."""
     check_facts(folder.path, begun, now)
     check_schema(folder.path, begun, experiment)
-    before = folder.read_tries().get("fingerprint") if folder.tries.exists() else None
-    if before not in (None, now["fingerprint"]):
+    before, found = folder.read_tries().get("contents") if folder.tries.exists() else None, _content(now)
+    if before not in (None, found):
         raise ValueError(
-            f"the tries in {folder.path} were on records with fingerprint {before}, now it is {now['fingerprint']}: "
-            "the data changed since; bring the former back, or start anew with another --out"
+            f"the tries in {folder.path} were on records with fingerprint {before}, now it is {found}: the data "
+            "changed since; bring the former back, or start anew with another --out"
         )
+
+
+def contents(run: Path) -> str:
+    """The fingerprints of a run's records and of its public ones, if these are a data set."""
+    found = RunFolder(run).read_config()
+    return _content({"fingerprint": found.fingerprint or "", "public_fingerprint": found.public_fingerprint or ""})
+
+
+def _content(facts: Mapping[str, str]) -> str:
+    return " and ".join(filter(None, (facts["fingerprint"], facts.get("public_fingerprint"))))
 
 
 def check_schema(run: Path, begun: Config | None, experiment: Experiment) -> None:

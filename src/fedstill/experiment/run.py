@@ -251,16 +251,17 @@ def _run(
         summary = _finished_before(folder, begun, experiment, None if sites is not None else (data, task))
         watcher.finished(summary, folder.finished)
         return summary
+    published = public_facts(experiment)  # first: what is read later is compared with it
     task = task or share_out(experiment, data, share=sites is None, progress=watcher.progressed)
     check_records(job, task)
-    facts = {"version": fedstill.__version__, "fingerprint": task.fingerprint, **public_facts(experiment)}
+    facts = {"version": fedstill.__version__, "fingerprint": task.fingerprint, **published}
     check_begun(folder, begun, facts, experiment)
     number = (begun and begun.run) or secrets.token_hex(16)
     parties = parties or parties_of(job, number, folder.helpers)
     spec = spec_of(job, task, number, parties)
     assert spec.facts  # raises where the model cannot be built
     warn_of_depth(spec)
-    data_of_clients = client_data(experiment, task, watcher.progressed)
+    data_of_clients = client_data(experiment, task, watcher.progressed, published.get("public_fingerprint"))
     public_records = data_of_clients.public()
     origin = {} if begun is None else begun.model_dump(include={"extends", "answers"}, exclude_none=True)
     if sites is not None:

@@ -514,21 +514,31 @@ def _warn_of_mixing(experiment: Experiment, columns: Mapping[str, np.ndarray]) -
     )
 
 
-def client_data(experiment: Experiment, task: Task, progress: features.Progress | None = None) -> Shards:
-    """The clients' records and the public ones, which are loaded here if ``progress`` observes their ``--features``."""
+def client_data(
+    experiment: Experiment,
+    task: Task,
+    progress: features.Progress | None = None,
+    public_fingerprint: str | None = None,
+) -> Shards:
+    """The clients' records and the public ones.
+
+    Args:
+        experiment: the task.
+        task: the same with its records.
+        progress: observes the ``--features`` of the public records, which are loaded here then.
+        public_fingerprint: that of the public records as the run began; by default theirs now.
+    """
     load_public = loaded = None
+    if experiment.public is None or not public.is_own(experiment.public):
+        public_fingerprint = None
+    else:
+        public_fingerprint = public_fingerprint or public.fingerprint(experiment.public, experiment.size)
     if task.public is not None:
         load_public = partial(_subset, task.source, experiment.reading, task.fingerprint, task.public)
     elif experiment.public is not None:
-        load_public = partial(_public_records, experiment, task.train[:0], task.backbone, _public_print(experiment))
+        load_public = partial(_public_records, experiment, task.train[:0], task.backbone, public_fingerprint)
         loaded = None if progress is None else load_public(progress=progress)
     return Shards(task.source, task.parts, load_public, experiment.reading, loaded, task.fingerprint)
-
-
-def _public_print(experiment: Experiment) -> str | None:
-    """The fingerprint of public records in a file or folder here, which may change; None for others."""
-    spec = experiment.public
-    return public.fingerprint(spec, experiment.size) if spec is not None and public.is_own(spec) else None
 
 
 def _public_records(
@@ -550,7 +560,7 @@ def _public_records(
     else:
         found = (experiment.features, str(backbone))
         records = features.load_public(experiment.public, found, like, size=size, device=device, progress=progress)
-    if fingerprint != (fingerprint and _public_print(experiment)):
+    if fingerprint is not None and fingerprint != public.fingerprint(experiment.public, size):
         raise ValueError(changed(experiment.public))
     return records
 

@@ -161,7 +161,7 @@ def _run(job: Job, data: DataSet | None, watcher: Watcher) -> dict[str, Any]:
     if not done:
         raise failures[0]
     chosen = {"tries": results, "chosen": _best(results, measure)}
-    return {"measure": measure, "records": _records(job), "fingerprint": _print_of(done[0]), **chosen}
+    return {"measure": measure, "records": _records(job), "contents": reuse.contents(done[0]), **chosen}
 
 
 def _check_same(first: Path, later: Path) -> None:
@@ -170,13 +170,8 @@ def _check_same(first: Path, later: Path) -> None:
     Raises:
         Taken: a later try has others.
     """
-    if _print_of(first) != _print_of(later):
+    if reuse.contents(first) != reuse.contents(later):
         raise Taken(f"the records changed between the tries {first} and {later}; choose another --out and begin anew")
-
-
-def _print_of(run: Path) -> str | None:
-    """The fingerprint of a run's records."""
-    return RunFolder(run).read_config().fingerprint
 
 
 def _records(job: Job) -> str:

@@ -300,9 +300,11 @@ class IntegerHead(IntegerSum[tuple[Float[Tensor, "n p"], Int64[Tensor, " n"]], I
         """The largest length of the exact total, in steps.
 
         At 0 the objective is n log C, so that a minimiser has ``penalty/2 |beta|^2 <= n log C``; the lengths of K
-        clients' minimisers add up to at most ``sqrt(2 K N log C / penalty)`` (Cauchy-Schwarz), N records in all.
+        clients' minimisers add up to at most ``sqrt(2 K N log C / penalty)`` (Cauchy-Schwarz), N records in all. Nor
+        are they longer than the sum of all gradients, ``sqrt(2) N``, over the penalty.
         """
-        exact = math.sqrt(2 * clients * records * math.log(self.head.num_classes) / self.head.penalty)
+        by_value = math.sqrt(2 * clients * records * math.log(self.head.num_classes) / self.head.penalty)
+        exact = min(by_value, math.sqrt(2) * records / self.head.penalty)
         inexact = clients * self.head.residual / self.head.penalty
         return ((exact + inexact) / self.step + clients * math.sqrt(self.entries) / 2) * ROUNDING
 

@@ -200,7 +200,7 @@ def is_gap(value: Any, words: Iterable[str] = ()) -> bool:
     """Whether a value, or its text, stands for a gap; a text of ``words``, which a schema has as values, does not."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
-    if isinstance(value, float | np.floating) and math.isnan(value):
+    if not isinstance(value, str) and value != value:  # a NaN of any type
         return True
     return (text := _text(value)).lower() in _GAPS and text not in words
 

@@ -124,7 +124,7 @@ class Tries(Piece):
     given: dict[str, Any]
     measure: str
     records: str
-    fingerprint: str | None = None
+    contents: str | None = None
     tries: Annotated[tuple[Try, ...], Field(min_length=1)]
     chosen: dict[str, int | float | None]
 

@@ -144,20 +144,13 @@ class SitePolicy(Settings):
         kind = cls.model_fields[info.field_name or ""].annotation
         if (kind is bool) != isinstance(value, bool):
             if kind is bool:
-                raise ValueError(f"it is {value!r}; write true or false, without quotes")
+                raise ValueError("write true or false, without quotes")
             if isinstance(value, bool):
-                raise ValueError(f"it is {str(value).lower()}, which is no value of this setting")
-        if kind in (Path, Path | None) and isinstance(value, str) and (not value.strip() or "\0" in value):
-            raise ValueError(f"it is {value!r}, which is no path; leave it out, or name a folder or file")
+                raise ValueError(f"{str(value).lower()} is no value of this setting")
+        paths = [*value.values()] if isinstance(value, dict) else [value] if kind in (Path, Path | None) else []
+        if bad := [path for path in paths if isinstance(path, str) and (not path.strip() or "\0" in path)]:
+            raise ValueError(f"{bad[0]!r} is no path; leave it out, or name a folder or file")
         return value
-
-    @field_validator("public")
-    @classmethod
-    def _names_no_setting(cls, public: dict[str, Path]) -> dict[str, Path]:
-        """Refuse a setting among the names: lines after ``[public]`` in TOML belong to it, and would change nothing."""
-        if own := next((name for name in public if name in cls.model_fields), None):
-            raise ValueError(f"it has {own!r}, which is a setting of the policy; write that line above [public]")
-        return public
 
     @classmethod
     def read(cls, path: Path) -> "SitePolicy":
@@ -170,7 +163,7 @@ class SitePolicy(Settings):
         policy = read_toml(cls, path, f"the policy {str(path)!r}", none)
         here = path.resolve().parent
         try:
-            return policy.model_copy(
+            found = policy.model_copy(
                 update={
                     "data": policy.data and here / policy.data.expanduser(),
                     "state": here / policy.state.expanduser(),
@@ -182,6 +175,13 @@ class SitePolicy(Settings):
             raise ValueError(
                 f"a path of the policy {str(path)!r} can't be found ({error}); write it in full"
             ) from error
+        for name, at in found.public.items():  # lines after [public] belong to it, and would change nothing
+            if name in cls.model_fields and not at.exists():
+                raise ValueError(
+                    f"the policy {str(path)!r} has {name!r} among its public data, which is a setting of the policy; "
+                    "write that line above [public]"
+                )
+        return found
 
     @property
     def reading(self) -> Reading:

@@ -10,6 +10,7 @@ from fedstill.base import files
 from fedstill.base.lookup import nfc
 from fedstill.base.records import Records
 from fedstill.data import features, public, sources
+from fedstill.data.places import Reading
 from fedstill.engines.run_spec import RunSpec
 from fedstill.models import backbones
 from fedstill.sites.site.policy import SitePolicy
@@ -68,7 +69,7 @@ class SiteData:
         Raises:
             Refused: one of them has none, or they are different.
         """
-        own, expected = self._policy.reading.schema, self._spec.table_schema
+        own, expected = self._reading.schema, self._spec.table_schema
         if own is None and expected is None:
             return
         if own is None or expected is None:
@@ -96,15 +97,20 @@ class SiteData:
         policy, spec = self._policy, self._spec
         place, cache_dir = str(policy.data), policy.state / "data"
         if spec.features is None:
-            return sources.load_part(place, policy.reading, cache_dir=cache_dir)
+            return sources.load_part(place, self._reading, cache_dir=cache_dir)
         return features.load_part(
             place,
             spec.features,
             str(spec.backbone),
-            reading=policy.reading,
+            reading=self._reading,
             device=policy.device,
             cache_dir=cache_dir,
         )
+
+    @cached_property
+    def _reading(self) -> Reading:
+        """How the records are read, by a schema that is read once."""
+        return self._policy.reading
 
     @cached_property
     def own(self) -> tuple[Records, Records]:
