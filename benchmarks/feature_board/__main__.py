@@ -1,4 +1,4 @@
-"""Methods on vectors of a pretrained backbone: CIFAR-10 by EfficientNet-Lite0.
+"""Methods on vectors of a pretrained backbone: CIFAR-10 and CIFAR-100 by EfficientNet-Lite0.
 
     python benchmarks/feature_board run --folder OUT   # what is missing, cheapest rows first, until stopped
     python benchmarks/feature_board page               # docs/board_features.md from the results
@@ -34,7 +34,11 @@ SEEDS = (0, 1, 2)
 TUNING_SEED = 1000
 SIZE, TUNING_SIZE = 224, 128
 """Pixels a side of the results, and of the tries."""
-PUBLIC = "cifar100-5000.npz"
+PUBLIC = {"cifar10": "cifar100-5000.npz", "cifar100": "cifar10-5000.npz"}
+"""The file of public images of each task, which are of the other one."""
+HUNDRED = [label for label in CONTENT["sums"] if not label.startswith("safle")]
+HUNDRED += ["fedavg, 1 round", "fedavg, 20 rounds", "real, 10 vectors", "fedpft", "fedavg-p"]
+"""Rows of CIFAR-100, by the settings that were chosen for CIFAR-10."""
 FEW, FEW_PIXELS = "--limit 2000 ", 64
 """Training records and pixels a side of the short form."""
 Row = dict[str, Any]
@@ -50,6 +54,7 @@ class Job(NamedTuple):
         clients: their number.
         seed: the seed.
         number: of a try, from 0.
+        data: the task, a key of `PUBLIC`.
     """
 
     label: str
@@ -58,6 +63,7 @@ class Job(NamedTuple):
     clients: int
     seed: int
     number: int | None = None
+    data: str = "cifar10"
 
 
 def jobs() -> Iterator[Job]:
@@ -74,6 +80,7 @@ def jobs() -> Iterator[Job]:
             for split in ("dirichlet:0.1", "iid"):
                 yield from (Job(label, SIZE, split, clients, seed) for label in CONTENT["others"])
     yield from (Job(label, SIZE, "classes:1", 100, seed) for seed in SEEDS[1:] for label in CONTENT["others"])
+    yield from (Job(label, SIZE, "classes:10", 10, seed, data="cifar100") for seed in SEEDS for label in HUNDRED)
 
 
 def few() -> Iterator[Job]:
@@ -88,7 +95,7 @@ def words(job: Job, chosen: int, more: str = "") -> list[str]:
     method, flags, tries = ROWS[job.label]
     held = "--validation 0.1 " if job.number is not None else ""
     task = (
-        f"--data cifar10 --size {job.size} --features efficientnet-lite0 --public ./{PUBLIC}:unlabeled "
+        f"--data {job.data} --size {job.size} --features efficientnet-lite0 --public ./{PUBLIC[job.data]}:unlabeled "
         f"--partition {job.split} --clients {job.clients} --seed {job.seed} {held}{more}--workers 0"
     )
     return [
@@ -107,7 +114,7 @@ def read(name: str, results: Path = RESULTS) -> list[Row]:
 
 def key(row: Row) -> Job:
     """The job of a line of results."""
-    return Job(*(row.get(name) for name in Job._fields))  # type: ignore[arg-type]
+    return Job(**{name: row[name] for name in Job._fields if name in row})
 
 
 def best(label: str, tries: list[Row]) -> int:
@@ -158,17 +165,18 @@ def do(job: Job, chosen: int, folder: Path, more: str) -> Row:
 
 
 def publish(folder: Path) -> None:
-    """Write the public images: the first 5,000 training images of CIFAR-100."""
+    """Write the public images of each task: the first 5,000 training images of the other one."""
     from fedstill import load_data
 
-    if not (folder / PUBLIC).exists():
-        some = load_data("cifar100").train[:5000]
-        pixels = some.images.permute(0, 2, 3, 1).numpy()
-        part = {"x_train": pixels[1:], "y_train": some.labels[1:].numpy()}
-        np.savez(folder / PUBLIC, **part, x_test=pixels[:1], y_test=some.labels[:1].numpy())
+    for task, other in (("cifar10", "cifar100"), ("cifar100", "cifar10")):
+        if not (folder / PUBLIC[task]).exists():
+            some = load_data(other).train[:5000]
+            pixels = some.images.permute(0, 2, 3, 1).numpy()
+            part = {"x_train": pixels[1:], "y_train": some.labels[1:].numpy()}
+            np.savez(folder / PUBLIC[task], **part, x_test=pixels[:1], y_test=some.labels[:1].numpy())
 
 
-def run_missing(folder: Path, kinds: list[str], rows: list[str], minutes: float, quick: bool) -> None:
+def run_missing(folder: Path, kinds: list[str], rows: list[str], data: list[str], minutes: float, quick: bool) -> None:
     """Compute what the results lack, for a number of minutes; a short form has its own results in the folder."""
     results, more = (folder.resolve() / "results", FEW) if quick else (RESULTS, "")
     results.mkdir(parents=True, exist_ok=True)
@@ -178,7 +186,7 @@ def run_missing(folder: Path, kinds: list[str], rows: list[str], minutes: float,
     publish(Path())
     began = time.monotonic()
     for job in few() if quick else jobs():
-        if not any(job.label in CONTENT[kind] for kind in rows):
+        if job.data not in data or not any(job.label in CONTENT[kind] for kind in rows):
             continue
         name = "tries.jsonl" if job.number is not None else "runs.jsonl"
         if ("try" if job.number is not None else "run") not in kinds or job in map(key, read(name, results)):
@@ -210,11 +218,12 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/feature-board"))
     parser.add_argument("--kinds", nargs="+", choices=["try", "run"], default=["try", "run"])
     parser.add_argument("--rows", nargs="+", choices=[*CONTENT], default=[*CONTENT], help="for several processes")
+    parser.add_argument("--data", nargs="+", choices=[*PUBLIC], default=[*PUBLIC], help="for several processes")
     parser.add_argument("--minutes", type=float, default=600)
     parser.add_argument("--quick", action="store_true", help="one row on few records; nothing is kept")
     flags = parser.parse_args()
     if flags.what == "run":
-        run_missing(flags.folder, flags.kinds, flags.rows, flags.minutes, flags.quick)
+        run_missing(flags.folder, flags.kinds, flags.rows, flags.data, flags.minutes, flags.quick)
     else:
         feature_page.PAGE.write_text(written())
 
