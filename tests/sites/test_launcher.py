@@ -193,3 +193,17 @@ def test_a_site_whose_node_is_not_taken_is_told_what_to_do(tmp_path: Path, monke
     before = len(told)
     assert launcher.serve(tmp_path, say=told.append) == 0
     assert not any("did not take" in sentence for sentence in told[before:])
+
+
+def test_a_line_that_slipped_below_the_public_data_is_told_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A misspelt setting there is the name of a data set, as the path that its value would be says."""
+    monkeypatch.setattr(setup, "connection", lambda folder: ("fl.example.org:9443", []))
+    monkeypatch.setattr(node, "run_node", lambda *_: 0)
+    monkeypatch.setattr(os, "umask", lambda _: 0)
+    monkeypatch.setenv("FLWR_HOME", "")
+    setup.site(tmp_path, {"client": 3, "data": "data.npz", "state": "state", "public": {"aproval": "ask"}})
+    told: list[str] = []
+    assert launcher.serve(tmp_path, say=told.append) == 0
+    assert any("the public data 'aproval' are in" in sentence for sentence in told)

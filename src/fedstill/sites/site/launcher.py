@@ -311,6 +311,9 @@ def serve(folder: Path, options: Sequence[str] = (), say: Callable[[str], None] 
         raise ValueError(f"the package {error.name} is not installed; {errors.install('flower')}") from error
     if sentence := units.of_root("this site"):
         say(sentence)
+    for name, at in policy.public.items():
+        if not at.exists():  # or a slip: a line after [public] belongs to it
+            say(f"the public data {name!r} are in {at}, which does not exist; runs that use them are refused (public)")
     os.umask(0o077)
     os.environ["FLWR_HOME"] = str(folder.resolve() / "flower")  # a service may have no home
     settings = policy.model_dump(mode="json")
