@@ -150,8 +150,8 @@ def test_a_sweep_chooses_among_tries_on_one_data_set(tmp_path: Path) -> None:
     config = json.loads((second / "config.json").read_text())
     assert reuse.contents(first) == reuse.contents(second)
     (second / "config.json").write_text(json.dumps(config | {"fingerprint": "0" * 64}))
-    with pytest.raises(ValueError, match="the records changed between the tries"):
-        sweep._check_same(outcome.tries["fedavg"])
+    with pytest.raises(Taken, match="the records changed between the tries"):
+        reuse.check_same([first, second])
 
 
 def test_public_records_that_change_between_two_readings_of_a_run_are_noticed(

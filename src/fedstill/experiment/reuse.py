@@ -28,7 +28,7 @@ from fedstill.experiment.job import Job
 from fedstill.experiment.task import Task
 from fedstill.protocol import Method
 from fedstill.runs import formats
-from fedstill.runs.folder import RunFolder
+from fedstill.runs.folder import RunFolder, Taken
 from fedstill.runs.journal import WITHDRAWN, Journal, JournalFiles, Refusal
 from fedstill.runs.pieces import Config
 
@@ -105,6 +105,16 @@ def check_begun(folder: RunFolder, begun: Config | None, now: Mapping[str, str],
             f"the tries in {folder.path} were on records with fingerprint {before}, now it is {found}: the data "
             "changed since; bring the former back, or start anew with another --out"
         )
+
+
+def check_same(tries: Sequence[Path]) -> None:
+    """Refuse tries (runs of one choice) on different records, among which nothing can be chosen.
+
+    Raises:
+        Taken: the records, or the public ones, changed between two of them.
+    """
+    if other := next((run for run in tries if contents(run) != contents(tries[0])), None):
+        raise Taken(f"the records changed between the tries {tries[0]} and {other}; choose another --out")
 
 
 def contents(run: Path) -> str:

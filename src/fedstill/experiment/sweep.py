@@ -562,7 +562,7 @@ def _run_sweep(sweep: Sweep, out: Path, final: bool, parallel: int | None, watch
         tuned = searches.map(lambda entry: _tuned(sweep, entry, places[entry.label], runs), sweep.entries)
         tries = {entry.label: found for entry, found in zip(sweep.entries, tuned, strict=True)}
         outcome = Outcome(sweep, tries, {})
-        _check_same(one for found in tries.values() for one in found)
+        reuse.check_same(_worked(one for found in tries.values() for one in found))
         best = {label: one for label in tries if (one := outcome.best(label)) is not None}
         if not best:
             first = next(one for found in tries.values() for one in found)
@@ -591,7 +591,7 @@ def _run_sweep(sweep: Sweep, out: Path, final: bool, parallel: int | None, watch
         runs.expect("test set", len(best) * len(final_seeds))
         points = [(one.entry, one.point, out / FINAL / label) for label, one in best.items()]
         tests = runs.all("test set", experiment, points, final_seeds)
-        _check_same([*best.values(), *tests])
+        reuse.check_same(_worked([*best.values(), *tests]))
     return Outcome(sweep, tries, {one.entry.label: one for one in tests})
 
 
@@ -609,17 +609,8 @@ def _tuned(sweep: Sweep, entry: Tried, place: Path, runs: Runs) -> list[Try]:
             return found
 
 
-def _check_same(tries: Iterable[Try]) -> None:
-    """Refuse tries on different records, among which nothing can be chosen.
-
-    Raises:
-        ValueError: the records, or the public ones, changed between two of them.
-    """
-    done = [folder for one in tries if one.values is not None for folder in one.folders]
-    if other := next((folder for folder in done if reuse.contents(folder) != reuse.contents(done[0])), None):
-        raise ValueError(
-            f"the records changed between the tries {done[0]} and {other}; choose another --out and begin anew"
-        )
+def _worked(tries: Iterable[Try]) -> list[Path]:
+    return [folder for one in tries if one.values is not None for folder in one.folders]
 
 
 def _listed(seeds: Iterable[int]) -> str:

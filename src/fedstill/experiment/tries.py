@@ -145,7 +145,7 @@ def _run(job: Job, data: DataSet | None, watcher: Watcher) -> dict[str, Any]:
             reuse.prepare(one, done)  # tries of the server's settings ask the clients once
             value = score_of(engine.run(one, data=data), measure)
             done.append(place)
-            _check_same(done[0], place)
+            reuse.check_same(done)
         except (Taken, files.Damaged):  # says nothing about the settings
             raise
         except (ValueError, TooFewReplies) as error:
@@ -162,16 +162,6 @@ def _run(job: Job, data: DataSet | None, watcher: Watcher) -> dict[str, Any]:
         raise failures[0]
     chosen = {"tries": results, "chosen": _best(results, measure)}
     return {"measure": measure, "records": _records(job), "contents": reuse.contents(done[0]), **chosen}
-
-
-def _check_same(first: Path, later: Path) -> None:
-    """Refuse tries on other records than those of the first, among which nothing can be chosen.
-
-    Raises:
-        Taken: a later try has others.
-    """
-    if reuse.contents(first) != reuse.contents(later):
-        raise Taken(f"the records changed between the tries {first} and {later}; choose another --out and begin anew")
 
 
 def _records(job: Job) -> str:

@@ -142,6 +142,8 @@ class SitePolicy(Settings):
     def _of_its_kind(cls, value: object, info: ValidationInfo) -> object:
         """Refuse true as a number, a word as true or false, and an empty path, which would be the policy's folder."""
         kind = cls.model_fields[info.field_name or ""].annotation
+        if kind is bool and isinstance(value, str) and value.lower() in ("true", "false"):  # of a command line
+            return value
         if (kind is bool) != isinstance(value, bool):
             if kind is bool:
                 raise ValueError("write true or false, without quotes")
