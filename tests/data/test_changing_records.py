@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +39,26 @@ def write(place: Path, *, swapped: bool = False) -> Path:
 
 
 def settings(place: Path, **more: Any) -> dict[str, Any]:
-    return {"data": str(place), "model": "linear", "clients": 4, "rounds": 2, "workers": 0, "epsilon": None} | more
+    return {"data": str(place), "model": "linear", "clients": 4, "rounds": 2, "workers": 0} | more
+
+
+def after(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[], object]) -> None:
+    """Make a change each time that a run has called a function of its module."""
+    function = getattr(engine, name)
+
+    def then_changed(*given: Any, **more: Any) -> Any:
+        found = function(*given, **more)
+        change()
+        return found
+
+    monkeypatch.setattr(engine, name, then_changed)
 
 
 @pytest.fixture
 def swap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file whose labels are swapped as soon as a run's task is known: before its clients read their records."""
-    place, told = write(tmp_path / "d.npz"), engine.client_data
-
-    def late(*given: Any, **more: Any) -> Any:
-        found = told(*given, **more)
-        write(place, swapped=True)
-        return found
-
-    monkeypatch.setattr(engine, "client_data", late)
+    place = write(tmp_path / "d.npz")
+    after(monkeypatch, "client_data", lambda: write(place, swapped=True))
     return place
 
 
@@ -60,7 +67,6 @@ def test_clients_do_not_train_on_records_that_changed_since_the_run_began(
     tmp_path: Path, swap: Path, workers: int
 ) -> None:
     facts = settings(swap, workers=workers)
-    facts.pop("epsilon")
     with pytest.raises((ValueError, RuntimeError), match=CHANGED):
         fedstill.run("fedavg", out=tmp_path / "run", **facts)
     assert not (tmp_path / "run" / "summary.json").exists()
@@ -92,7 +98,6 @@ def test_two_processes_can_not_have_a_person_at_two_clients(tmp_path: Path) -> N
 def test_tries_and_the_run_that_they_are_for_are_on_one_data_set(tmp_path: Path) -> None:
     place = write(tmp_path / "d.npz")
     facts = settings(place)
-    facts.pop("epsilon")
     fedstill.run("fedavg", out=tmp_path / "run", tune=True, **facts)
     shutil.copytree(tmp_path / "run" / "tries", tmp_path / "again" / "tries")
     write(place, swapped=True)
@@ -101,16 +106,9 @@ def test_tries_and_the_run_that_they_are_for_are_on_one_data_set(tmp_path: Path)
 
 
 def test_no_try_is_on_other_records_than_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place, run = write(tmp_path / "d.npz"), engine.run
-
-    def then_changed(*given: Any, **more: Any) -> Any:
-        found = run(*given, **more)
-        write(place, swapped=True)
-        return found
-
-    monkeypatch.setattr(engine, "run", then_changed)
+    place = write(tmp_path / "d.npz")
+    after(monkeypatch, "run", lambda: write(place, swapped=True))
     facts = settings(place)
-    facts.pop("epsilon")
     with pytest.raises((Taken, ValueError), match="the records changed between the tries"):
         fedstill.run("fedavg", out=tmp_path / "run", tune=True, **facts)
 
@@ -119,22 +117,16 @@ def test_a_schema_that_is_edited_meanwhile_is_not_mixed_with_the_former(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The records were scaled by the former one, so the model and the measures are in its unit."""
-    place, schema, share = tmp_path / "d.csv", tmp_path / "schema.toml", engine.share_out
+    place, schema = tmp_path / "d.csv", tmp_path / "schema.toml"
     rng = np.random.default_rng(0)
     x = rng.uniform(0, 10, 300)
     rows = [f"{a:.3f},{2 * a + b:.3f}" for a, b in zip(x, rng.normal(size=300), strict=True)]
     place.write_text("\n".join(["x,y", *rows]))
     text = 'target = "y"\nrange = [-9, 30]\n[columns.x]\nkind = "number"\nrange = [0, 10]\n'
     schema.write_text(text)
-
-    def then_edited(*given: Any, **more: Any) -> Any:
-        found = share(*given, **more)
-        schema.write_text(text.replace("30", "3000").replace("10", "1000"))
-        return found
-
-    monkeypatch.setattr(engine, "share_out", then_edited)
+    edited = text.replace("30", "3000").replace("10", "1000")
+    after(monkeypatch, "share_out", lambda: schema.write_text(edited))
     facts = settings(place, schema_file=str(schema), rounds=30)
-    facts.pop("epsilon")
     record = fedstill.run("fedavg", out=tmp_path / "run", **facts)
     assert record.config["table_schema"]["range"] == [-9, 30]
     assert record["errors"]["rmse"] < 3
@@ -142,9 +134,8 @@ def test_a_schema_that_is_edited_meanwhile_is_not_mixed_with_the_former(
 
 def test_a_sweep_chooses_among_tries_on_one_data_set(tmp_path: Path) -> None:
     place = write(tmp_path / "d.npz")
-    content = {"data": str(place), "model": "linear", "clients": 2, "methods": {"fedavg": {"rounds": 1}}}
-    sweep_of = {**content, "methods": {"fedavg": {"rounds": 1, "try": {"local.lr": [0.1, 0.2]}}}}
-    found = sweep.checked("it", sweep_of)
+    tried = {"fedavg": {"rounds": 1, "try": {"local.lr": [0.1, 0.2]}}}
+    found = sweep.checked("it", {"data": str(place), "model": "linear", "clients": 2, "methods": tried})
     outcome = sweep.run_sweep(found, tmp_path / "out", parallel=1, watcher=Watcher())
     first, second = (one.folders[0] for one in outcome.tries["fedavg"])
     config = json.loads((second / "config.json").read_text())
@@ -157,16 +148,9 @@ def test_a_sweep_chooses_among_tries_on_one_data_set(tmp_path: Path) -> None:
 def test_public_records_that_change_between_two_readings_of_a_run_are_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place, other, share = write(tmp_path / "d.npz"), write(tmp_path / "public.npz"), engine.share_out
-
-    def then_changed(*given: Any, **more: Any) -> Any:
-        found = share(*given, **more)
-        write(other, swapped=True)
-        return found
-
-    monkeypatch.setattr(engine, "share_out", then_changed)
+    place, other = write(tmp_path / "d.npz"), write(tmp_path / "public.npz")
+    after(monkeypatch, "share_out", lambda: write(other, swapped=True))
     facts = settings(place, public=str(other))
-    facts.pop("epsilon")
     with pytest.raises(ValueError, match=CHANGED):
         fedstill.run("feddf", out=tmp_path / "run", **facts)
 

@@ -53,9 +53,9 @@ class IntegerSum(GaussianMechanism[Rows, Value]):
     adders: int
 
     @property
-    @abstractmethod
     def scales(self) -> tuple[float, ...]:
-        """Standard deviations of the sum's noise by kind of coordinate, per noise multiplier."""
+        """Standard deviations of the sum's noise by kind of coordinate, per noise multiplier; here all are of one."""
+        return (self.sensitivity,)
 
     @abstractmethod
     def reach(self, records: int, clients: int) -> float:
@@ -177,11 +177,6 @@ class IntegerClassSums(IntegerSum[tuple[Float[Tensor, "n d"], Int64[Tensor, " n"
     def sensitivity(self) -> float:
         return float(self.steps)
 
-    @property
-    @override
-    def scales(self) -> tuple[float]:
-        return (self.sensitivity,)
-
     @override
     def reach(self, records: int, clients: int) -> float:
         return records * self.steps
@@ -223,11 +218,6 @@ class IntegerUpdate(IntegerSum[Float[Tensor, " d"], Int64[Tensor, " d"]]):
     @override
     def sensitivity(self) -> float:
         return 2.0 * self.steps
-
-    @property
-    @override
-    def scales(self) -> tuple[float]:
-        return (self.sensitivity,)
 
     @override
     def reach(self, records: int, clients: int) -> float:
@@ -289,11 +279,6 @@ class IntegerHead(IntegerSum[tuple[Float[Tensor, "n p"], Int64[Tensor, " n"]], I
     @override
     def sensitivity(self) -> float:
         return (self.steps + math.sqrt(self.entries)) * ROUNDING
-
-    @property
-    @override
-    def scales(self) -> tuple[float]:
-        return (self.sensitivity,)
 
     @override
     def reach(self, records: int, clients: int) -> float:

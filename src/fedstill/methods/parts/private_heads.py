@@ -124,12 +124,18 @@ def class_head(
             scaling=head.scaling,
         )
     multiplier = release_noise(settings.epsilon, client.delta, precision_share=share)
+    return _sound_head(features, settings, classes, head.weight(multiplier), multiplier)
+
+
+def _sound_head(
+    features: PublicFeatures, settings: PrivateHeads, classes: int, penalty: float, noise: float
+) -> LogisticHead:
     return LogisticHead(
         num_classes=classes,
-        penalty=head.weight(multiplier),
+        penalty=penalty,
         radius=features.radius,
-        noise_multiplier=multiplier,
-        bias=head.bias,
+        noise_multiplier=noise,
+        bias=settings.head.bias,
     )
 
 
@@ -167,13 +173,7 @@ def _integer_head(
 ) -> IntegerHead:
     """The mechanism of masked heads, the same at clients and server; a client's own share of noise sets Lambda."""
     multiplier = release_noise(settings.epsilon, delta)
-    head = LogisticHead(
-        num_classes=classes,
-        penalty=settings.head.weight(multiplier / math.sqrt(adders)),
-        radius=features.radius,
-        noise_multiplier=0.0,
-        bias=settings.head.bias,
-    )
+    head = _sound_head(features, settings, classes, settings.head.weight(multiplier / math.sqrt(adders)), 0.0)
     width = features.exactly["coefficients"] - 1
     return IntegerHead(head=head, features=width, noise_multiplier=multiplier, adders=adders)
 

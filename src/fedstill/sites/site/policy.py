@@ -142,13 +142,10 @@ class SitePolicy(Settings):
     def _of_its_kind(cls, value: object, info: ValidationInfo) -> object:
         """Refuse true as a number, a word as true or false, and an empty path, which would be the policy's folder."""
         kind = cls.model_fields[info.field_name or ""].annotation
-        if kind is bool and isinstance(value, str) and value.lower() in ("true", "false"):  # of a command line
-            return value
-        if (kind is bool) != isinstance(value, bool):
-            if kind is bool:
-                raise ValueError("write true or false, without quotes")
-            if isinstance(value, bool):
-                raise ValueError(f"{str(value).lower()} is no value of this setting")
+        if kind is bool and str(value).lower() not in ("true", "false"):  # a command line has words
+            raise ValueError("write true or false, without quotes")
+        if kind is not bool and isinstance(value, bool):
+            raise ValueError(f"{str(value).lower()} is no value of this setting")
         paths = [*value.values()] if isinstance(value, dict) else [value] if kind in (Path, Path | None) else []
         if bad := [path for path in paths if isinstance(path, str) and (not path.strip() or "\0" in path)]:
             raise ValueError(f"{bad[0]!r} is no path; leave it out, or name a folder or file")
