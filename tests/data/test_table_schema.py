@@ -340,7 +340,16 @@ def test_ids_and_constant_columns_are_left_out_of_a_draft_with_the_reason() -> N
     text = draft(table, None, "the example")
     assert "# left out: 'row' (another whole number in each row, as ids have)" in text
     assert "# left out: 'same' (it has one value)" in text and "# left out: 'note' (texts with 30 values)" in text
-    assert "[columns.x]" in text and 'classes = [\n    "0",\n    "1",\n]' in text
+    assert "[columns.x]" in text and 'classes = ["0", "1"]' in text
+
+
+def test_a_list_of_a_draft_is_one_line_and_keeps_odd_words(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    odd = ['a, "b"', "[\n    c,\n]", "d]", "é\\"]
+    text = draft(pa.table({"ward": odd * 9, "label": [0, 1] * 18}), None, "the example")
+    assert sum("values = [" in line and line.endswith("]") for line in text.splitlines()) == 1
+    assert set(TableSchema.read(csv(tmp_path / "s.toml", text)).columns["ward"].values) == set(odd)
 
 
 def test_a_draft_without_a_target_asks_for_one() -> None:

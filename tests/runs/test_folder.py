@@ -69,6 +69,17 @@ def test_files_come_back_as_they_were_written(folder: RunFolder) -> None:
     assert name == "real" and (pixels == 7).all() and labels.tolist() == [0, 2]
 
 
+def test_a_run_with_real_sites_has_its_class_names_where_it_was_judged(folder: RunFolder) -> None:
+    folder.path.mkdir()
+    folder.write_evaluation(torch.eye(2, dtype=torch.int64), None, class_names=("alive", "died"))
+    assert folder.asked_sites and folder.read_partition(2) == (("alive", "died"), None)
+    folder.write_evaluation(torch.eye(2, dtype=torch.int64), None, class_names=("alive", "died", "unknown"))
+    with pytest.raises(Damaged, match="it has 3 names of 2 classes"):
+        folder.read_partition(2)
+    folder.write_evaluation(torch.eye(2, dtype=torch.int64), None)  # an early version's
+    assert folder.read_partition(2) == ((), None)
+
+
 def test_lines_of_rounds_after_a_checkpoint_go_and_two_of_one_round_are_merged(folder: RunFolder) -> None:
     folder.path.mkdir()
     for round, name in ((1, "accuracy"), (1, "loss"), (2, "accuracy"), (3, "accuracy")):

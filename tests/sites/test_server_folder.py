@@ -234,6 +234,18 @@ def test_a_server_that_runs_is_well_until_its_certificate_expires(
     assert code is None or stopped.value.code == code
 
 
+def test_a_server_that_has_just_started_is_waited_for(made: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its SuperLink listens some seconds after its process has the lock."""
+    answers = iter([False, False, True])
+    monkeypatch.setattr(service, "is_running", lambda _: True)
+    monkeypatch.setattr(service, "listens", lambda _: next(answers))
+    assert service.ready(made) and next(answers, None) is None
+    monkeypatch.setattr(service, "listens", lambda _: False)
+    assert not service.ready(made, seconds=0.1)
+    monkeypatch.setattr(service, "is_running", lambda _: False)
+    assert not service.ready(made)
+
+
 FLWR = """#!{python}
 import sys, time, pathlib
 words = sys.argv[1:]
@@ -262,6 +274,7 @@ def flower(made: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     monkeypatch.setattr(Server, "environment", environment)
     monkeypatch.setenv("PATH", environment["PATH"])
     monkeypatch.setattr(service, "is_running", lambda _: True)
+    monkeypatch.setattr(service, "listens", lambda _: True)
     monkeypatch.setattr(submit, "_POLL", 0.0)
     return folder
 

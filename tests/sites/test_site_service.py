@@ -77,6 +77,22 @@ def test_a_site_is_made_in_one_command(
     assert str(folder) in (folder / "fedstill-site.service").read_text()
 
 
+def test_paths_of_the_command_are_relative_to_where_it_is_given(
+    invite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a policy are relative to the policy: a schema beside the command was none for the site's questions."""
+    monkeypatch.chdir(tmp_path)
+    Path("patients.csv").write_text("age,died\n" + "".join(f"{age},{'ny'[age % 2]}\n" for age in range(20, 90)))
+    Path("schema.toml").write_text(
+        'target = "died"\nclasses = ["n", "y"]\n[columns.age]\nkind = "number"\nrange = [0, 99]\n'
+    )
+    site_init(Path("site"), invite, Path("patients.csv"), "--schema-file", "schema.toml", *BUDGET)
+    policy = SitePolicy.read(Path("site/policy.toml"))
+    assert (policy.schema_file, policy.data) == (tmp_path / "schema.toml", tmp_path / "patients.csv")
+    assert policy.state == tmp_path / "site/state"
+    main(["site", "check", "site"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "sentence"),

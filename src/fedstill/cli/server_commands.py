@@ -140,7 +140,7 @@ def _running(words: list[str], command: str) -> "Server":
     from fedstill.sites.server import service
 
     of = _open(words, command)
-    if not (service.is_running(of) and service.listens(of.settings.inner_port)):
+    if not service.ready(of):
         raise Bad(f"the server does not run; start it with 'fedstill server start {words[0]}'")
     return of
 

@@ -81,11 +81,15 @@ def _invitation(invited: "Invite") -> Path:
 
 
 def _changes(parsed: "SitePolicy") -> dict[str, Any]:
-    """The settings of a policy that flags have changed, with absolute paths of records."""
+    """The settings of a policy that flags have changed; files other than its state by absolute paths.
+
+    A path of the command line is relative to where the command is given, and one of the policy to the policy.
+    """
     base = type(parsed)(**_UNSET)
     changed = {n: getattr(parsed, n) for n in type(parsed).model_fields if getattr(parsed, n) != getattr(base, n)}
     public = {name: place.expanduser().resolve() for name, place in parsed.public.items()}
-    return {**changed, "data": parsed.data and parsed.data.expanduser().resolve(), "public": public}
+    files = {n: value.expanduser().resolve() for n, value in changed.items() if isinstance(value, Path)}
+    return {**changed, **files, "state": parsed.state, "public": public}
 
 
 def check(words: list[str], form: "Format") -> None:

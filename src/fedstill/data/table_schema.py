@@ -562,6 +562,8 @@ _HEADER = """\
 _PERSONS = {"patient", "patient_id", "subject", "subject_id", "person", "id"}
 _SITES = {"site", "hospital", "centre", "center", "provider"}
 """Names of columns of persons and of sites, in small letters."""
+_LIST = re.compile(r"\[\n((?: {4}.*,\n)+)\]")
+"""A list of TOML over several lines, an item in each."""
 
 
 def draft(table: "pa.Table", target: str | None, name: str) -> str:
@@ -596,9 +598,8 @@ def draft(table: "pa.Table", target: str | None, name: str) -> str:
             columns[column] = found
         else:
             left[column] = found
-    lines = tomli_w.dumps(
-        {"target": target, **_drafted_target(frame[target], texts[target]), **roles, "columns": columns}
-    )
+    content = {"target": target, **_drafted_target(frame[target], texts[target]), **roles, "columns": columns}
+    lines = _LIST.sub(lambda each: f"[{' '.join(map(str.strip, each[1].splitlines()))[:-1]}]", tomli_w.dumps(content))
     ignored = "".join(f"# left out: {column!r} ({why})\n" for column, why in left.items())
     return _HEADER.format(rows=len(frame), name=name) + ignored + lines
 

@@ -552,7 +552,8 @@ def _write_real(folder: RunFolder, task: Task) -> None:
 def _write_evaluation(folder: RunFolder, evaluation: EvaluationResult, model: nn.Module, task: Task) -> None:
     if evaluation.numbers is None:
         by_value = task.test_values and confusion_by_value(model, task.test, *task.test_values)
-        folder.write_evaluation(evaluation.confusion, by_value, measures_of_two(model, evaluation, task))
+        measures = measures_of_two(model, evaluation, task)
+        folder.write_evaluation(evaluation.confusion, by_value, measures, task.class_names)
     else:
         folder.write_numbers(numbers_of(replace(evaluation.numbers, persons=task.test_groups), task))
 

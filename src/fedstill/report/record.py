@@ -74,7 +74,7 @@ class RunRecord:
         refused: the replies that were not used.
         environment: versions, processor, commits and time of each start, in order (`fedstill.runs.environment`).
         metrics: one entry per logged round, in order; bytes are sums over all clients and rounds so far.
-        class_names: C names; empty without ``partition.json``.
+        class_names: C names; empty before a run with real sites is judged.
         counts: records of each class at each client, int64 ``(K, C)``, or None.
         confusion: test records by true (rows) and predicted class, int64 ``(C, C)``, or None.
         clients: each client's ``accuracy`` and ``confusion`` on its own test records or None (triples: true class,

@@ -399,13 +399,23 @@ class RunFolder:
         return found
 
     def read_partition(self, clients: int) -> tuple[tuple[str, ...], Counts | None]:
-        """Class names and counts; no names and None if the file is absent."""
+        """Class names and counts; None for the counts of real sites, and no names before such a run is judged."""
         if self.asked_sites:
-            return (), None
+            return self._judged_names(), None
         part = self._read(self.partition, Partition)
         if len(part.counts) != clients:
             raise self.damaged(self.partition, f"it has counts of {len(part.counts)} clients and the run has {clients}")
         return part.class_names, self._matrix(part.counts, (clients, len(part.class_names)), self.partition)
+
+    def _judged_names(self) -> tuple[str, ...]:
+        """The class names of ``evaluation.json``; none if it is absent, or an early version's."""
+        if not self.evaluation.exists():
+            return ()
+        found = self._read(self.evaluation, Evaluation)
+        if found.class_names and len(found.class_names) != len(found.confusion):
+            numbers = f"{len(found.class_names)} names of {len(found.confusion)} classes"
+            raise self.damaged(self.evaluation, f"it has {numbers}")
+        return found.class_names
 
     def read_column_values(self) -> dict[str, tuple[tuple[str, ...], ...]]:
         """The column of the partition by:COLUMN with its values at each client; empty for others and without file."""
@@ -420,6 +430,7 @@ class RunFolder:
         confusion: "Tensor",
         by_value: Mapping[str, Any] | None,
         of_two: Mapping[str, Any] | None = None,
+        class_names: Sequence[str] = (),
     ) -> None:
         """Write ``evaluation.json``.
 
@@ -427,8 +438,10 @@ class RunFolder:
             confusion: test records by true and predicted class, ``(C, C)``.
             by_value: those of each value of a column, as `Evaluation.by_value`.
             of_two: measures of each of two classes, as `Evaluation.of_two`.
+            class_names: names of the C classes.
         """
-        content = {"confusion": confusion.tolist(), "by_value": by_value, "of_two": of_two}
+        names = {"class_names": list(class_names)}
+        content = {"confusion": confusion.tolist(), "by_value": by_value, "of_two": of_two, **names}
         files.write_json(self.evaluation, content)
 
     def write_numbers(self, content: Mapping[str, Any]) -> None:

@@ -215,12 +215,14 @@ class Evaluation(Piece):
     """``evaluation.json``: test records by true and predicted class, ``(C, C)``.
 
     After the partition by:COLUMN, ``by_value`` has the same of the test records of each value of the column. Of two
-    classes, ``of_two`` has the measures of each (`fedstill.measures.Scores`).
+    classes, ``of_two`` has the measures of each (`fedstill.measures.Scores`). ``class_names`` are the names of the C
+    classes, which a run with real sites has nowhere else.
     """
 
     confusion: tuple[tuple[Count, ...], ...]
     by_value: ByValue | None = None
     of_two: dict[str, dict[str, Bounded]] | None = None
+    class_names: tuple[str, ...] = ()
 
 
 class Errors(Piece):

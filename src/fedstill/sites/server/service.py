@@ -343,6 +343,18 @@ def is_running(server: Server) -> bool:
         return True
 
 
+def ready(server: Server, seconds: float = 60.0) -> bool:
+    """Whether the server runs and its SuperLink listens; one that has just started has ``seconds`` for that."""
+    last = time.monotonic() + seconds
+    while running := is_running(server):
+        if listens(server.settings.inner_port):
+            break
+        if time.monotonic() > last:
+            return False
+        time.sleep(0.2)
+    return running
+
+
 def stop(server: Server) -> bool:
     """Stop the server; returns whether it ran.
 

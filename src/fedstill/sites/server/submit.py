@@ -101,7 +101,7 @@ def submit(server: Server, settings: Mapping[str, Any], app: Path | None = None)
     Raises:
         ValueError: the server does not take it.
     """
-    if not service.is_running(server):
+    if not service.ready(server):
         raise ValueError(f"the server does not run; start it with 'fedstill server start {server.folder}'")
     values = " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
     config = ["--run-config", values] if values else []

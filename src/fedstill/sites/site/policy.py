@@ -42,8 +42,8 @@ class SitePolicy(Settings):
     client: NonNegativeInt
     """Number of the site in every run, from 0, as agreed with the server."""
     data: Path | None = None
-    """The site's records: a folder of images or of parquet files, or an .npz file. A server can't choose them. None for
-    a site that is a helper of masked sums and nothing else."""
+    """The site's records: a table (a .csv or .parquet file), a folder of images or of parquet files, or an .npz file. A
+    server can't choose them. None for a site that is a helper of masked sums and nothing else."""
     size: Annotated[int, Ge(1), Le(4096)] | None = None
     """Height and width to which the site's pictures, and public ones, are resized, and cropped at the centre."""
     schema_file: Path | None = None
