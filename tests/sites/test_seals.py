@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from fedstill.base import files
+from fedstill.cli import main
 from fedstill.engines.transport import Arrival, Transport
 from fedstill.protocol import wire
 from fedstill.sites import certificates, seals
 from fedstill.sites.certificates import site_key
 from fedstill.sites.seals import Receipts, has_signed, sign_reply
 from fedstill.sites.server.service import Server, init
-from fedstill.sites.site import chain, evidence, log, setup, site_journal
+from fedstill.sites.site import answer, chain, evidence, log, setup, site_journal
 from fedstill.sites.site.policy import SitePolicy
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedstill[flower]'")
@@ -212,6 +213,34 @@ def test_an_older_copy_of_the_state_replies_to_nothing_even_after_it_has_gone_on
     shutil.rmtree(state)
     newest.rename(state)
     assert pair.ask() is None and log.verify(state).is_whole
+
+
+def test_what_was_found_to_be_an_older_copy_stays_one_until_its_newest_line_is_back(
+    pair: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever receipt a server has: an older one from its own backup, or none at all."""
+    state, copy, newest = (pair.place / name for name in ("state", "copy", "newest"))
+    assert pair.ask() is None
+    older = pair.facts()
+    shutil.copytree(state, copy)
+    assert pair.ask() is None
+    shutil.copytree(state, newest)
+    shutil.rmtree(state)
+    shutil.copytree(copy, state)
+    assert "is an older copy: its journal lacks line 3" in str(pair.ask())
+    signature = seals.sign_request(seals.server_key(pair.server.folder), 0, "spec", b"request", "")
+    for facts in (older, {"signature": signature, "receipt": ""}):
+        assert "is an older copy: its journal lacks line 3" in str(pair.ask(facts=facts))
+    with pytest.raises(files.Damaged, match="is an older copy"):
+        answer.accept(pair.policy, "run", "spec", 1)
+    with pytest.raises(SystemExit):
+        main(["site", "ledger", str(pair.place)])
+    assert "is an older copy" in capsys.readouterr().err
+    main(["site", "log", str(pair.place)])
+    assert "is an older copy" in capsys.readouterr().err
+    shutil.copytree(newest, state, dirs_exist_ok=True)  # as a backup is unpacked: no other file goes
+    assert log.verify(state).is_whole and evidence.status(pair.policy)["health"]["journal"] == "whole"
+    assert pair.ask() is None and not (state / "newest.receipt").exists()
 
 
 def test_receipts_that_a_server_made_up_are_ignored(pair: Pair) -> None:

@@ -147,11 +147,15 @@ def test_an_older_copy_is_found_out_after_it_was_taken_over(state: Path, tmp_pat
     assert not log.verify(older).is_whole
 
 
-def test_an_older_copy_that_was_found_out_is_taken_over_by_nobody(state: Path) -> None:
-    (state / site_journal.NEWEST).write_bytes(log_charges(state))
+def test_an_older_copy_that_was_found_out_is_taken_over_by_nobody(state: Path, tmp_path: Path) -> None:
+    older = shutil.copytree(state, tmp_path / "older")
+    given = log_charges(state)
+    for place in (older, state):
+        (place / site_journal.NEWEST).write_bytes(given)
     with pytest.raises(files.Damaged, match="is an older copy"):
-        read_charges(state)
-    assert (state / "ledger" / "ledger.jsonl").exists()
+        read_charges(older)
+    assert (older / "ledger" / "ledger.jsonl").exists()
+    assert len(read_charges(state)) == len(_lines(state / "before-journal" / "ledger"))  # it has the line
 
 
 @pytest.mark.parametrize("moment", range(1, 12))

@@ -250,6 +250,7 @@ def show_log(words: list[str], flags: "Log") -> None:
         print_json({"log": log.read(policy.state)})
     else:
         lines = log.read(policy.state)
+        _warn_older(policy)
         shown = lines if flags.all else lines[-_LAST:]
         rows = [
             (_words(line.get("n")), line["time"], line["what"], _words(line.get("run"))[:8])
@@ -259,6 +260,16 @@ def show_log(words: list[str], flags: "Log") -> None:
         _print_rows(("entry", "time", "what", "run", "step", "epsilon", "detail"), rows)
         if len(shown) < len(lines):
             print(f"and {len(lines) - len(shown)} earlier lines (--all)")
+
+
+def _warn_older(policy: "SitePolicy") -> None:
+    from fedstill.base.files import Damaged
+    from fedstill.sites.site.state_format import check_newest
+
+    try:
+        check_newest(policy.state)
+    except Damaged as error:
+        print(f"warning: {error}", file=sys.stderr)
 
 
 def _verify(policy: "SitePolicy", *, as_json: bool) -> None:

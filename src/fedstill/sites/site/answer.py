@@ -36,6 +36,7 @@ from fedstill.sites.site.checkpoint import DAY
 from fedstill.sites.site.policy import SitePolicy
 from fedstill.sites.site.site_data import SiteData
 from fedstill.sites.site.site_journal import SiteJournal
+from fedstill.sites.site.state_format import check_newest
 
 SPEC, LOCK = "spec.json", "answer.lock"
 """Names, in the folder of a run, of the file with the spec and of the lock of its steps."""
@@ -58,9 +59,10 @@ def accept(policy: SitePolicy, run: str, text: str, question: int) -> None:
         Refused: the site answers no more questions of this run, or of all, or begins no more runs today; each follows
             from the questions alone.
         FailedTooOften: too many questions of this run have failed.
-        Damaged: the journal was changed.
+        Damaged: the journal was changed, or the state is an older copy.
     """
     journal, place = SiteJournal(policy.state), policy.state / "runs" / run / SPEC
+    check_newest(policy.state)
     with journal.lock:
         at, moment = journal.standing().at, time.time()
         own = at.runs.get(run)

@@ -66,10 +66,11 @@ def read(policy: SitePolicy) -> tuple[list[dict[str, Any]], list[ChargeLine], St
     """The lines of the journal, the releases among them, and what they mean for the next question.
 
     Raises:
-        Damaged: the journal was changed, or a newer fedstill wrote it.
+        Damaged: the journal was changed, the state is an older copy, or a newer fedstill wrote it.
     """
     journal = SiteJournal(policy.state)
     lines = journal.read()
+    check_newest(policy.state)
     return log.without_checkpoints(lines), charges_among(lines, policy.state), journal.standing()
 
 
@@ -155,9 +156,7 @@ def _seconds(last: Sequence[Line]) -> float:
 def _evidence(policy: SitePolicy) -> tuple[list[dict[str, Any]], list[ChargeLine], Standing, dict[str, Any]]:
     """Lines, releases, what they mean for the next question, and whether the journal is whole."""
     try:
-        found = read(policy)
-        check_newest(policy.state)
-        return *found, {"journal": "whole"}
+        return *read(policy), {"journal": "whole"}
     except files.NewerFormat:
         raise
     except files.Damaged as error:

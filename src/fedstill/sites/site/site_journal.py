@@ -30,8 +30,6 @@ A reader of the key can forge the chain, so the hashes prove something only agai
 program without access. Against the site's own operator the receipts do, which its server keeps (`receipt`).
 """
 
-import hashlib
-import hmac
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -48,7 +46,6 @@ from fedstill.sites.seals import number_of
 from fedstill.sites.site.chain import Chain, Line
 from fedstill.sites.site.checkpoint import ChargeLine, Standing, read_charge
 from fedstill.sites.site.state_format import (
-    ASIDE,
     FORMAT,
     HEAD,
     KEY,
@@ -56,7 +53,10 @@ from fedstill.sites.site.state_format import (
     NAME,
     NEWEST,
     VERSION,
+    check_newest,
+    lacks,
     older,
+    receipt_of,
     take_over,
     version_of,
 )
@@ -253,7 +253,7 @@ def receipt(state: Path) -> str:
     try:
         chain = Chain(state, NAME, _REMEDY)
         chain.synchronise()
-        return _receipt(state / KEY, chain.count, chain.last.hex()) if chain.count else ""
+        return receipt_of(state / KEY, chain.count, chain.last.hex()) if chain.count else ""
     except (files.Damaged, OSError):
         return ""
 
@@ -264,26 +264,17 @@ def check_receipt(state: Path, given: str) -> None:
     A receipt of another journal proves nothing, and is ignored; one of the log of format 2 is that log's, as an older
     copy may have been taken over. An older copy may have gone on since, so that the number of lines is not enough.
 
+    Once a state was found to be one, it stays one until its journal has the line that showed it, whatever is given:
+    a server's copy of the receipts may be older too, or gone.
+
     Raises:
         Damaged: the journal, and with it all of the state, is an older copy.
     """
-    number, newest = number_of(given), state / NEWEST
-    if not number or version_of(state) is None:
+    if version_of(state) is None:
         return
     check(state)
-    mac = given.split(".")[1]
-    for folder, name in ((state, NAME), (state / ASIDE, "log")):
-        key = folder / f"{name}.key"
-        if key.exists() and hmac.compare_digest(given, _receipt(key, number, mac)):
-            break
-    else:
-        return
-    if (found := Chain(folder, name, _REMEDY).mac_of(number)) is None or found.hex() != mac:
-        files.write_bytes(newest, given.encode())
-        raise files.Damaged(older(state, number))
-    newest.unlink(missing_ok=True)
-
-
-def _receipt(key: Path, number: int, mac: str) -> str:
-    text = f"receipt {number} {mac}".encode()
-    return f"{number}.{mac}.{hmac.digest(key.read_bytes(), text, hashlib.sha256).hex()}"
+    check_newest(state)
+    if lacks(state, given):
+        files.write_bytes(state / NEWEST, given.encode())
+        raise files.Damaged(older(state, number_of(given)))
+    (state / NEWEST).unlink(missing_ok=True)

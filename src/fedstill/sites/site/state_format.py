@@ -6,6 +6,7 @@ old files stay in ``state/before-journal``, with their digests in the journal's 
 """
 
 import hashlib
+import hmac
 import json
 import os
 from collections.abc import Mapping
@@ -50,9 +51,38 @@ def version_of(state: Path) -> int | None:
 
 
 def check_newest(state: Path) -> None:
-    """Raise `Damaged` if the state was found to be an older copy (`check_receipt`)."""
-    if (newest := state / NEWEST).exists():
-        raise files.Damaged(older(state, number_of(newest.read_text("utf-8"))))
+    """Raise `Damaged` if the state was found to be an older copy, and is one still.
+
+    That is: it has a receipt (``newest.receipt``) of a line that its journal lacks, or that cannot be read.
+    """
+    try:
+        given = (state / NEWEST).read_text("utf-8")
+    except FileNotFoundError:
+        return
+    if lacks(state, given) is not False:
+        raise files.Damaged(older(state, number_of(given)))
+
+
+def lacks(state: Path, given: str) -> bool | None:
+    """Whether the journal, or the log before it, lacks the line of a receipt, or has another there.
+
+    None for a receipt that none of them gave (`receipt_of`).
+    """
+    if not (number := number_of(given)):
+        return None
+    mac = given.split(".")[1]
+    for folder, name in ((state, NAME), (state / ASIDE, "log"), (state, "log")):
+        key = folder / f"{name}.key"
+        if key.exists() and hmac.compare_digest(given, receipt_of(key, number, mac)):
+            found = Chain(folder, name, _REMEDY).mac_of(number)
+            return found is None or found.hex() != mac
+    return None
+
+
+def receipt_of(key: Path, number: int, mac: str) -> str:
+    """The receipt of a line, by its number and its MAC, that whoever has the journal's key can make."""
+    text = f"receipt {number} {mac}".encode()
+    return f"{number}.{mac}.{hmac.digest(key.read_bytes(), text, hashlib.sha256).hex()}"
 
 
 def older(state: Path, number: int) -> str:
