@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 import fedstill
+from fedstill.base.errors import Changed
 from fedstill.data import cache
 from fedstill.data.places import Reading
 from fedstill.data.shards import Shards
@@ -19,7 +20,6 @@ from fedstill.experiment import reuse, sweep
 from fedstill.experiment import run as engine
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.task import client_data, share_out
-from fedstill.runs.folder import Taken
 
 CHANGED = "changed while the run was going on; bring the former records back"
 
@@ -105,11 +105,39 @@ def test_tries_and_the_run_that_they_are_for_are_on_one_data_set(tmp_path: Path)
         fedstill.run("fedavg", out=tmp_path / "again", tune=True, **facts)
 
 
+def test_tries_that_stopped_do_not_go_on_with_other_records(tmp_path: Path) -> None:
+    """They would count as tries that failed, and the choice would be among the rest."""
+    place = write(tmp_path / "d.npz")
+    facts = settings(place)
+    fedstill.run("fedavg", out=tmp_path / "run", tune=True, **facts)
+    for number in "01":
+        shutil.copytree(tmp_path / "run" / "tries" / number, tmp_path / "again" / "tries" / number)
+    write(place, swapped=True)
+    with pytest.raises(Changed, match="the data changed since; bring the former back"):
+        fedstill.run("fedavg", out=tmp_path / "again", tune=True, **facts)
+    assert not (tmp_path / "again" / "tries" / "tries.json").exists()
+
+
+def test_a_sweep_that_was_begun_on_other_records_is_refused(tmp_path: Path) -> None:
+    place = write(tmp_path / "d.npz")
+
+    def of(*rates: float) -> sweep.Sweep:
+        tried = {"fedavg": {"rounds": 1, "try": {"local.lr": list(rates)}}}
+        return sweep.checked("it", {"data": str(place), "model": "linear", "clients": 2, "methods": tried})
+
+    sweep.run_sweep(of(0.1), tmp_path / "out", parallel=1, watcher=Watcher())
+    write(place, swapped=True)
+    for final in (False, True):
+        with pytest.raises(Changed, match="the data changed since; bring the former back"):
+            sweep.run_sweep(of(0.1, 0.2), tmp_path / "out", final=final, parallel=1, watcher=Watcher())
+    assert not (tmp_path / "out" / "final.json").exists()
+
+
 def test_no_try_is_on_other_records_than_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = write(tmp_path / "d.npz")
     after(monkeypatch, "run", lambda: write(place, swapped=True))
     facts = settings(place)
-    with pytest.raises((Taken, ValueError), match="the records changed between the tries"):
+    with pytest.raises(Changed, match="the records changed between the tries"):
         fedstill.run("fedavg", out=tmp_path / "run", tune=True, **facts)
 
 
@@ -141,7 +169,7 @@ def test_a_sweep_chooses_among_tries_on_one_data_set(tmp_path: Path) -> None:
     config = json.loads((second / "config.json").read_text())
     assert reuse.contents(first) == reuse.contents(second)
     (second / "config.json").write_text(json.dumps(config | {"fingerprint": "0" * 64}))
-    with pytest.raises(Taken, match="the records changed between the tries"):
+    with pytest.raises(Changed, match="the records changed between the tries"):
         reuse.check_same([first, second])
 
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from sklearn.datasets import load_digits
 
-from fedstill.base import processes
+from fedstill.base import files, processes
 from fedstill.cli import main
 from fedstill.engines.transport import Watcher
 from fedstill.experiment import sweep
@@ -264,6 +264,10 @@ def test_any_error_of_a_try_is_its_own_and_the_test_set_waits_for_it(
     broken.clear()
     opened = sweep.run_sweep(task(False, methods=methods), out, final=True, watcher=Watcher())
     assert opened.tests["fedavg"].point == {"local.lr": 0.3}
+    (out / "final.json").rename(tmp_path / "kept")
+    with pytest.raises(files.Damaged, match=r"final.json is missing or damaged"):
+        sweep.run_sweep(task(False, methods=methods), out, watcher=Watcher())
+    (tmp_path / "kept").rename(out / "final.json")
     broken.append(True)  # the point that the test set was opened for stays, whatever fails now
     shutil.rmtree(opened.tries["fedavg"][1].folders[0])
     again = sweep.run_sweep(task(False, methods=methods), out, watcher=Watcher())

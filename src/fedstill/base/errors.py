@@ -19,6 +19,13 @@ class InputError(FedstillError, ValueError):
     """A setting, a file or data that cannot be used; one sentence with the value, the limit and a remedy."""
 
 
+class Changed(InputError):
+    """The data, the public data, the schema or fedstill is another than a run was begun with.
+
+    That says nothing about the run's settings, so that no choice among tries goes on after it.
+    """
+
+
 def front_door(function: Callable[P, R]) -> Callable[P, R]:
     """Let ``function`` raise `InputError` in place of a plain ``ValueError`` that fedstill's own code raises.
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedstill.base.errors import Changed
 from fedstill.base.records import Records
 from fedstill.data.places import AS_IT_IS, Reading
 from fedstill.data.sources import load
@@ -25,7 +26,7 @@ def unchanged(source: str | Records, reading: Reading, fingerprint: str) -> Reco
         return source
     data = load(source, reading)
     if data.fingerprint != fingerprint:
-        raise ValueError(changed(source))
+        raise Changed(changed(source))
     return data.train
 
 

@@ -17,6 +17,7 @@ from typing_extensions import override
 import fedstill
 from fedstill import methods
 from fedstill.base import files, lookup
+from fedstill.base.errors import Changed
 from fedstill.base.settings import sentence
 from fedstill.data import public
 from fedstill.data.table_schema import TableSchema
@@ -28,7 +29,7 @@ from fedstill.experiment.job import Job
 from fedstill.experiment.task import Task
 from fedstill.protocol import Method
 from fedstill.runs import formats
-from fedstill.runs.folder import RunFolder, Taken
+from fedstill.runs.folder import RunFolder
 from fedstill.runs.journal import WITHDRAWN, Journal, JournalFiles, Refusal
 from fedstill.runs.pieces import Config
 
@@ -89,7 +90,7 @@ def check_facts(run: Path, begun: Config | None, now: Mapping[str, str]) -> None
     """
     for name, value in now.items():
         if begun is not None and (before := getattr(begun, name)) not in (None, value):
-            raise ValueError(
+            raise Changed(
                 f"{run} was begun with {name} {before}, now it is {value}: {_CHANGING[name]} changed since; bring "
                 "the former back, or start anew with another --out"
             )
@@ -101,7 +102,7 @@ def check_begun(folder: RunFolder, begun: Config | None, now: Mapping[str, str],
     check_schema(folder.path, begun, experiment)
     before, found = folder.read_tries().get("contents") if folder.tries.exists() else None, _content(now)
     if before not in (None, found):
-        raise ValueError(
+        raise Changed(
             f"the tries in {folder.path} were on records with fingerprint {before}, now it is {found}: the data "
             "changed since; bring the former back, or start anew with another --out"
         )
@@ -111,10 +112,10 @@ def check_same(tries: Sequence[Path]) -> None:
     """Refuse tries (runs of one choice) on different records, among which nothing can be chosen.
 
     Raises:
-        Taken: the records, or the public ones, changed between two of them.
+        Changed: the records, or the public ones, changed between two of them.
     """
     if other := next((run for run in tries if contents(run) != contents(tries[0])), None):
-        raise Taken(f"the records changed between the tries {tries[0]} and {other}; choose another --out")
+        raise Changed(f"the records changed between the tries {tries[0]} and {other}; choose another --out")
 
 
 def contents(run: Path) -> str:
@@ -130,7 +131,7 @@ def _content(facts: Mapping[str, str]) -> str:
 def check_schema(run: Path, begun: Config | None, experiment: Experiment) -> None:
     """Refuse to go on with ``run`` under another schema of the table than it was begun with."""
     if begun is not None and begun.table_schema is not None and _other_schema(begun, experiment):
-        raise ValueError(
+        raise Changed(
             f"{run} was begun with another schema than {experiment.schema_file} is now; bring the former back, or "
             "start anew with another --out"
         )

@@ -479,7 +479,7 @@ def _run(experiment: Experiment, entry: Tried, point: Point, folder: Path, comma
     try:
         reuse.prepare(job, sorted(others))  # tries of the server's settings ask the clients once
         value = score_of(run(job), experiment.chosen_measure)
-    except Taken:  # says nothing about the settings
+    except (Taken, errors.Changed):  # says nothing about the settings
         raise
     except files.Damaged as error:  # nor does this
         return _Failed(str(error), may_pass=True)
@@ -639,11 +639,11 @@ def _plain(values: Any) -> Any:
 def _opened(out: Path) -> dict[str, Any] | None:
     """When, after which sweep, for which points and with which seeds the test set was opened; None if it was not."""
     place = out / _OPENED
-    if not place.exists():
+    if not place.exists() and not any((out / FINAL).glob("*/seed-*")):
         return None
     try:
         content = json.loads(place.read_text("utf-8"))
         facts = {"chosen": dict(content["chosen"]), "seeds": [int(seed) for seed in content["seeds"]]}
         return facts | {key: str(content[key]) for key in ("sweep", "date")}
-    except (ValueError, KeyError, TypeError) as error:
-        raise files.Damaged(f"{place} is damaged; delete {out} and run again") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise files.Damaged(f"{place} is missing or damaged; delete {out} and run again") from error

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedstill.base import seeds
+from fedstill.base.errors import Changed
 from fedstill.base.lookup import nfc
 from fedstill.base.records import Normalisation, Records, check, twins
 from fedstill.data import features, partition, places, public, published, sources, vectors
@@ -561,7 +562,7 @@ def _public_records(
         found = (experiment.features, str(backbone))
         records = features.load_public(experiment.public, found, like, size=size, device=device, progress=progress)
     if fingerprint is not None and fingerprint != public.fingerprint(experiment.public, size):
-        raise ValueError(changed(experiment.public))
+        raise Changed(changed(experiment.public))
     return records
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from fedstill.base import files
+from fedstill.base.errors import Changed
 from fedstill.base.settings import names, sentence
 from fedstill.data.sources import DataSet
 from fedstill.engines.server import TooFewReplies
@@ -146,7 +147,7 @@ def _run(job: Job, data: DataSet | None, watcher: Watcher) -> dict[str, Any]:
             value = score_of(engine.run(one, data=data), measure)
             done.append(place)
             reuse.check_same(done)
-        except (Taken, files.Damaged):  # says nothing about the settings
+        except (Taken, Changed, files.Damaged):  # says nothing about the settings
             raise
         except (ValueError, TooFewReplies) as error:
             failures.append(error)
