@@ -15,6 +15,7 @@ from fedstill.experiment.config import FREE, Experiment
 from fedstill.report import caveats, export, tables
 from fedstill.report.groups import group, setting_words
 from fedstill.report.record import RunRecord, read_run
+from fedstill.runs.folder import RunFolder
 
 NAMES = ("well", "sick", "rare")
 
@@ -42,6 +43,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[list[in
         (place / folder / "evaluation.json").write_text(json.dumps({"confusion": matrix.tolist()}))
         summary = json.loads((place / folder / "summary.json").read_text())
         summary["accuracy"] = float(np.trace(matrix) / matrix.sum())
+        summary["files"] = RunFolder(place / folder).digests()
         (place / folder / "summary.json").write_text(json.dumps(summary))
         partition = json.loads((place / folder / "partition.json").read_text())
         partition |= {

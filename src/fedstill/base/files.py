@@ -152,6 +152,12 @@ def seal(path: Path) -> dict[str, Any]:
         return {"size": file.tell(), "sha256": digest.hexdigest()}
 
 
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def check_seal(path: Path, sealed: Mapping[str, Any], remedy: str) -> None:
     """Raise `Damaged` unless ``path`` starts with the content that was sealed; later lines may follow."""
     data = path.read_bytes()[: sealed["size"]] if path.exists() else b""

@@ -203,6 +203,11 @@ def is_prepared(run: Path, job: Job, *, without: Collection[int], extends: bool 
         source = begun.extends if extends else begun.answers
         if source is None or Path(source).resolve() != run.resolve() or withdrawn(job.out) != {*without}:
             raise ValueError(f"{job.out} has another run; choose another folder with --out")
+        if None not in (now := RunFolder(run).read_config().run, begun.run) and now != begun.run:
+            raise ValueError(
+                f"{job.out} has replies of an earlier run in {run}, which was made anew since; choose another folder "
+                "with --out"
+            )
         return True
     if job.out.exists() and any(job.out.iterdir()):
         raise ValueError(f"{job.out} is not empty; choose another folder with --out")
@@ -374,7 +379,8 @@ def prepare(job: Job, earlier: Iterable[Path]) -> None:
         if _work(other) != wanted or _other_task(job, other, content) or not having:
             continue
         if content.version == fedstill.__version__ and not RunFolder(run).asked_sites:
-            facts = {"version": content.version, **content.origin, "run": secrets.token_hex(16)}
+            own = {"run": secrets.token_hex(16), "replies_of": content.replies_of or content.run}
+            facts = {"version": content.version, **content.origin, **own}
             lay_out(run, job.out, {**job.description(), **facts, "answers": str(run)}, having=having)
             return
 
@@ -469,7 +475,7 @@ def begin(run: Path, job: Job) -> None:
             f"{run} is of fedstill {content.version}, and this is {fedstill.__version__}; all its clients must compute "
             f"with one version, so install fedstill {content.version}, or run anew"
         )
-    facts = {"version": content.version, **content.origin}
+    facts = {"version": content.version, **content.origin, "replies_of": secrets.token_hex(16)}  # more than the run has
     lay_out(run, job.out, {**described, **facts, "extends": str(run)}, states=True)
 
 

@@ -263,7 +263,7 @@ def _run(
     warn_of_depth(spec)
     data_of_clients = client_data(experiment, task, watcher.progressed, published.get("public_fingerprint"))
     public_records = data_of_clients.public()
-    origin = {} if begun is None else begun.model_dump(include={"extends", "answers"}, exclude_none=True)
+    origin = {} if begun is None else begun.model_dump(include={"extends", "answers", "replies_of"}, exclude_none=True)
     if sites is not None:
         spec = as_told(folder.path, begun, spec, public_records)
         origin["spec"] = spec.text()
@@ -322,7 +322,7 @@ def _finished_before(
         experiment: the task, as it is asked for now.
         given: the data set and the task of the simulation, where somebody gave them; None for real sites.
     """
-    folder.read_summary()
+    folder.check_results()
     Journal(folder.journal).check_answered(experiment.min_clients or experiment.clients)
     if given is not None and (given != (None, None) or places.is_own(experiment.data)):
         data, task = given
@@ -533,6 +533,7 @@ def _finish(
         "refused": [asdict(refusal) for refusal in journal.refusals()],
         "version": fedstill.__version__,
         "finished": environment.now(),
+        "files": folder.digests(),
     }
     if evaluation.clients is not None:
         summary |= {"accuracy_of_clients": evaluation.clients, "spread_over_clients": evaluation.spread}

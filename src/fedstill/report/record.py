@@ -254,6 +254,7 @@ def read_run(folder: str | Path, *, unfinished: bool = False) -> RunRecord:
         return _read_unfinished(run)
     run.check_finished()
     config, summary = run.read_config(), run.read_summary()
+    run.check_results(run.evaluation, run.numbers)
     class_names, counts = run.read_partition(summary.clients)
     return RunRecord(
         folder=run.path,

@@ -29,7 +29,7 @@ def show(folder: Path) -> Iterator[Table | Text]:
     """
     record = read_run(folder)
     promised = record.guarantee
-    journal = Journal(RunFolder(folder).journal)
+    journal = _journal(folder)
     spent = journal.releases()
     yield Text(f"{record.label}, seed {record.summary['seed']}: {guarantees.words(promised)}", style="bold")
     if guarantees.is_finite(promised):
@@ -42,6 +42,14 @@ def show(folder: Path) -> Iterator[Table | Text]:
     yield _table(spent, journal.last_message_times())
     yield from _sums(spent, record.config["experiment"], "" if promised.holds else ", of these releases alone")
     yield from map(Text, _beside(record))
+
+
+def _journal(folder: Path) -> Journal:
+    """The journal of a run, whose releases are those that the run's guarantee is of."""
+    run = RunFolder(folder)
+    journal = Journal(run.journal)
+    run.check_results(journal.files.spent)
+    return journal
 
 
 def remarks(records: Sequence[RunRecord]) -> list[str]:
@@ -124,7 +132,7 @@ def _together(real: Sequence[RunRecord]) -> Iterator[str]:
 
     A guarantee for a client counts for its records, and one for records for their labels.
     """
-    for runs in _on_the_same_records(real):
+    for runs in map(_answered_once, _on_the_same_records(real)):
         for unit in (unit for unit in _WIDER if any(run.guarantee.unit == unit for run in runs)):
             counted = [run.guarantee for run in runs if run.guarantee.unit in _WIDER[unit]]
             if len(counted) > 1:
@@ -142,6 +150,23 @@ _WIDER: dict[str, tuple[str, ...]] = {
     "label": ("label", "record", "client"), "record": ("record", "client"), "client": ("client",),
 }  # fmt: skip
 """Unit -> the units whose guarantees hold for it too."""
+
+
+def _answered_once(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """The runs without those whose every release another has too: they took its replies, and nothing left again.
+
+    Of runs on the same first replies with no release after, the one with the largest epsilon stands for all.
+    """
+    found: list[RunRecord] = []
+    largest: dict[str, RunRecord] = {}
+    for run in runs:
+        number = str(run.config.get("replies_of") or run.config.get("run") or "")
+        releases = Journal(RunFolder(run.folder).journal).releases() if number else {}
+        if {one.exchange for entries in releases.values() for one in entries} != {0}:
+            found.append(run)
+        elif number not in largest or (largest[number].guarantee.epsilon or 0.0) < (run.guarantee.epsilon or 0.0):
+            largest[number] = run
+    return [*found, *largest.values()]
 
 
 def _on_the_same_records(real: Sequence[RunRecord]) -> list[list[RunRecord]]:
@@ -173,7 +198,7 @@ def numbers(folder: Path) -> dict[str, Any]:
         ValueError: as for `show`.
     """
     record = read_run(folder)
-    journal = Journal(RunFolder(folder).journal)
+    journal = _journal(folder)
     spent, times = journal.releases(), journal.last_message_times()
     experiment = record.config["experiment"]
     delta, budget = experiment.get("delta", 1e-5), experiment.get("budget")

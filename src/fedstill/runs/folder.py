@@ -348,6 +348,31 @@ class RunFolder:
         """``summary.json``."""
         return self._checked(formats.checked(self.read_json(self.summary), self.summary), Summary, self.summary)
 
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of the files that the numbers of ``summary.json`` are of, by their names; of those that are there."""
+        places = (self.model, self.evaluation, self.numbers, JournalFiles(self.journal).spent)
+        return {self._name(place): files.digest(place) for place in places if place.exists()}
+
+    def check_results(self, *places: Path) -> None:
+        """Refuse a finished run in which one of these files, or any, is not the one that its summary is of.
+
+        The runs of early versions have no digests, and are taken as they are.
+
+        Raises:
+            Damaged: a file is missing, was changed, or is another run's.
+        """
+        known = self.read_summary().files
+        for name in {self._name(place) for place in places} or known:
+            place = self.path / name
+            if known and known.get(name) != (files.digest(place) if place.exists() else None):
+                raise files.Damaged(
+                    f"{place} is missing, or not the file that {self.summary} is of (changed, or another run's); "
+                    f"bring it back, or delete {self.path} and run again"
+                )
+
+    def _name(self, place: Path) -> str:
+        return place.relative_to(self.path).as_posix()
+
     def read_tries(self) -> dict[str, Any]:
         """``tries/tries.json``."""
         content: dict[str, Any] = self._checked(self.read_json(self.tries), Tries, self.tries).model_dump()
@@ -519,6 +544,8 @@ class RunFolder:
         from fedstill.protocol import wire
         from fedstill.schema import Refused
 
+        if self.is_finished:
+            self.check_results(self.model)
         try:
             return build(*wire.unpack(self.model.read_bytes()))
         except (OSError, Refused, KeyError, TypeError, RuntimeError) as error:

@@ -1,0 +1,95 @@
+"""Files of a finished run that are lost or another run's, and replies that several runs use: said, and counted once."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedstill
+from fedstill.base.files import Damaged
+from fedstill.cli import main
+from fedstill.report import spending
+from fedstill.report.record import read_run
+
+PRIVATE: dict[str, Any] = {"epsilon": 1.0, "extractor": {"pretrain": "none"}, "space": {"dims": 8}}
+TASK: dict[str, Any] = {"data": "digits", "limit": 300, "model": "linear", "clients": 3, "workers": 0}
+FLAGS = "--data digits --limit 300 --model linear --clients 3 --workers 0 --quiet".split()
+AFL = [*FLAGS, *"--public noise=200 --epsilon 1 --extractor.pretrain none --space.dims 8 --noise entropy".split()]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two private runs with other seeds and other noise."""
+    folder = tmp_path_factory.mktemp("made")
+    for seed in (0, 1):
+        own = {**TASK, **PRIVATE, "seed": seed, "epsilon": 1.0 + seed}
+        fedstill.run("afl", out=folder / str(seed), public="noise=200", noise="entropy", **own)
+    return folder
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(made / "0", tmp_path / "run")
+
+
+def told(runs: list[Path]) -> list[str]:
+    return spending.sums([read_run(run) for run in runs])
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "evaluation.json", "journal/spent.jsonl"])
+def test_a_file_of_another_run_is_refused_by_whoever_reads_it(name: str, made: Path, run: Path, tmp_path: Path) -> None:
+    """A card had the accuracy of one model and the weights of another; a lost ledger said that nothing was released."""
+    read = {
+        "model.safetensors": lambda: fedstill.publish(run, tmp_path / "card"),
+        "evaluation.json": lambda: read_run(run),
+        "journal/spent.jsonl": lambda: spending.numbers(run),
+    }[name]
+    again = lambda: fedstill.run("afl", out=run, public="noise=200", noise="entropy", **TASK, **PRIVATE)  # noqa: E731
+    read()
+    shutil.rmtree(tmp_path / "card", ignore_errors=True)
+    shutil.copy(made / "1" / name, run / name)
+    for call in (read, again):
+        with pytest.raises(Damaged, match="is missing, or not the file that .*summary.json is of"):
+            call()
+    (run / name).unlink()
+    for call in (read, again):
+        with pytest.raises(Damaged, match="is missing, or not the file that .*summary.json is of"):
+            call()
+    shutil.copy(made / "0" / name, run / name)
+    read()
+
+
+def test_replies_that_several_runs_use_are_counted_once(run: Path, tmp_path: Path) -> None:
+    without, other, both = (tmp_path / name for name in ("without", "other", "both"))
+    main(["run", "--without", "1", str(run), "--out", str(without), "--quiet"])
+    main(["run", "--replies", str(run), "afl", "--ridge", "3", "--out", str(other), "--quiet"])
+    main(["run", "--without", "0", str(other), "--out", str(both), "--quiet"])
+    assert told([run, without, other, both]) == []  # one release of each client
+    second = tmp_path / "second"
+    main(["run", "afl", *AFL, "--out", str(second)])
+    (sentence,) = told([run, without, other, both, second])
+    assert "Whoever sees all 2 runs of these records has an epsilon of up to 2.0" in sentence
+
+
+def test_methods_of_a_comparison_that_share_replies_release_once(tmp_path: Path) -> None:
+    own = "epsilon 1 extractor.pretrain none space.dims 8".split()
+    pairs = [(label, name, value) for label in ("afl", "x") for name, value in zip(own[::2], own[1::2], strict=True)]
+    words = [*FLAGS, *(word for label, name, value in pairs for word in (f"--{label}.{name}", value))]
+    words += "--public noise=200 --noise entropy --x.ridge 3".split()
+    main(["compare", "afl", "x=afl", *words, "--out", str(tmp_path / "both")])
+    runs = fedstill.find_runs(tmp_path / "both")
+    assert len(runs) == 2 and told(runs) == []
+
+
+def test_a_run_that_was_made_anew_has_other_replies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, words = tmp_path / "run", ["--without", "1", str(tmp_path / "run"), "--out", str(tmp_path / "w"), "--quiet"]
+    main(["run", "afl", *AFL, "--out", str(run)])
+    main(["run", *words])
+    main(["run", *words])  # it is finished; nothing to do
+    shutil.rmtree(run)
+    main(["run", "afl", *AFL, "--out", str(run)])
+    with pytest.raises(SystemExit) as stopped:
+        main(["run", *words])
+    assert stopped.value.code == 2
+    assert "has replies of an earlier run in" in capsys.readouterr().err
