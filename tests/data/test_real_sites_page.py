@@ -1,4 +1,4 @@
-"""docs/real_sites.md and the table of docs/measures.md are what their results say, and the schemas are such."""
+"""docs/real_sites.md, docs/small_sites.md and the table of docs/measures.md are what their results say."""
 
 import json
 from pathlib import Path
@@ -94,3 +94,60 @@ def test_the_table_of_dialysis_centres_is_what_its_results_say(tmp_path: Path) -
             assert values[json.dumps(tries["chosen"])] == max(values.values())
     (tmp_path / "schema.toml").write_text(dialysis.SCHEMA)
     assert TableSchema.read(tmp_path / "schema.toml").classes == ("no", "yes")
+
+
+@pytest.fixture(scope="module")
+def small() -> ModuleType:
+    return benchmark("small_sites")
+
+
+def test_the_page_of_small_sites_is_what_its_results_say(small: ModuleType) -> None:
+    text, found = small.PAGE.read_text(), json.loads(small.RESULTS.read_text())
+    assert text == small.page(text, found)
+    first = benchmark("first_model")
+    commands = json.loads(first.RESULTS.read_text())
+    assert text == first.page(text, commands)
+    assert commands["deployed"]["epsilon"] <= first.RUN["afl"]["epsilon"]  # type: ignore[index]
+    for table in found["tables"].values():
+        tries = pd.Series({seed: one["the same, epsilon 1"] for seed, one in table["tries"].items()})
+        for run in (one for one in table["runs"] if one["row"] == "the same, epsilon 1"):
+            own = tries[str(run["seed"])]
+            assert run["settings"] == min(own, key=lambda one: one["rmse"])["settings"]
+
+
+def test_the_words_on_who_gains_are_true(small: ModuleType) -> None:
+    tables = json.loads(small.RESULTS.read_text())["tables"]
+    alone = np.mean([one["rmse"] for one in tables["providers"]["runs"] if one["row"] == small.OWN])
+    private = small.MASKED.format(1)
+    for row in (small.NONE, private):
+        gain, low, _ = tables["providers"]["gains"][row]["groups"]["all"]
+        assert round(100 * gain / alone) == 4 and low > 0
+        value, low, high = tables["providers"]["gains"][row]["groups"]["2 to 9"]
+        assert value == pytest.approx(0.09, abs=0.01) and low < 0 < high
+    gains = tables["schools"]["gains"]
+    corrected = {row: gains[f"{row}, own mean"]["groups"]["all"] for row in small.GAINED}
+    assert gains[small.NONE]["groups"]["all"][2] < 0 < corrected[small.NONE][1]
+    low, high = corrected[small.MASKED.format(4)][1:]
+    assert low < 0 < high and corrected[private][2] < 0
+
+
+def test_a_site_s_own_mean_error_is_shrunk_and_no_other_site_s(small: ModuleType) -> None:
+    train = pd.DataFrame({"site": ["a"] * 3 + ["b"], "target": [1.0, 2.0, 3.0, -1.0]})
+    test = pd.DataFrame({"site": ["b", "a"], "target": [0.0, 0.0]})
+    table = small.Table(lambda: train, "", -3, 3)
+    found = small.shifted([np.zeros(4), np.array([0.5, 0.25])], (train, test), table, 1)
+    assert np.allclose(found, [0.5 - 1 / 2, 0.25 + 6 / 4])
+
+
+def test_each_site_keeps_a_record_for_training(small: ModuleType) -> None:
+    frame = pd.DataFrame({"site": ["a"] * 2 + ["b"] * 3 + ["c"] * 10, "target": range(15)})
+    train, test = small.divide(frame, 0)
+    assert test.site.value_counts().to_dict() == {"c": 2, "a": 1, "b": 1} and len(train) == 11
+
+
+@pytest.mark.parametrize("name", ["providers", "schools"])
+def test_the_schemas_of_small_sites_are_such(name: str, small: ModuleType, tmp_path: Path) -> None:
+    place = tmp_path / "schema.toml"
+    place.write_text(small.TABLES[name].schema)
+    found = TableSchema.read(place)
+    assert (found.site, found.range) == ("site", (small.TABLES[name].low, small.TABLES[name].high))

@@ -1,16 +1,22 @@
 """Files of a finished run that are lost or another run's, and replies that several runs use: said, and counted once."""
 
+import errno
+import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fedstill
 from fedstill.base.files import Damaged
 from fedstill.cli import main
+from fedstill.experiment import reuse
 from fedstill.report import spending
 from fedstill.report.record import read_run
+from fedstill.runs.folder import RunFolder
 
 PRIVATE: dict[str, Any] = {"epsilon": 1.0, "extractor": {"pretrain": "none"}, "space": {"dims": 8}}
 TASK: dict[str, Any] = {"data": "digits", "limit": 300, "model": "linear", "clients": 3, "workers": 0}
@@ -93,3 +99,74 @@ def test_a_run_that_was_made_anew_has_other_replies(tmp_path: Path, capsys: pyte
         main(["run", *words])
     assert stopped.value.code == 2
     assert "has replies of an earlier run in" in capsys.readouterr().err
+
+
+def test_a_folder_for_other_work_may_be_a_link_and_a_failure_leaves_nothing(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["run", "--without", "1", str(run), "--quiet", "--out"]
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    main([*words, str(tmp_path / "link")])
+    assert (tmp_path / "empty" / "summary.json").exists() and (tmp_path / "link").is_symlink()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path))
+
+    monkeypatch.setattr(reuse.Journal, "store_refusal", full)
+    with pytest.raises(SystemExit):
+        main([*words, str(tmp_path / "other")])
+    assert not list(tmp_path.glob(".*.part")) and not (tmp_path / "other").exists()
+
+
+def test_lost_byte_counts_are_named(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "journal" / "meter.jsonl").unlink()
+    with pytest.raises(SystemExit):
+        main(["run", "--without", "1", str(run), "--out", str(tmp_path / "w"), "--quiet"])
+    assert "meter.jsonl is missing; bring it back" in capsys.readouterr().err
+
+
+def test_runs_of_one_name_on_other_records_differ_in_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    settings = {"data": str(tmp_path / "d.npz"), "model": "linear", "clients": 2, "rounds": 1, "workers": 0}
+    for number in range(2):
+        x, y = rng.normal(size=(80, 3)).astype(np.float32), np.arange(80) % 2
+        np.savez(tmp_path / "d.npz", x_train=x, y_train=y)
+        fedstill.run("fedavg", out=tmp_path / str(number), **settings)
+    capsys.readouterr()
+    main(["runs", "compare", str(tmp_path / "0"), str(tmp_path / "1")])
+    assert "records" in capsys.readouterr().out
+    main(["runs", "compare", str(tmp_path / "0"), str(tmp_path / "0"), str(tmp_path / "1"), "--json"])
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert runs[0]["settings"]["records"] != runs[1]["settings"]["records"]
+
+
+@pytest.mark.parametrize("moved", range(1, 5))
+def test_a_card_is_moved_into_place_whole_or_not_at_all(
+    moved: int, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, real, calls = tmp_path / "card", os.replace, list[object]()
+
+    def full(source: Any, target: Any) -> None:
+        if Path(target).parent == out:
+            calls.append(target)
+            if len(calls) == moved:
+                raise OSError(errno.ENOSPC, "No space left on device", str(target))
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        fedstill.publish(run, out)
+    assert not out.exists()
+    monkeypatch.setattr(os, "replace", real)
+    fedstill.publish(run, out)
+    assert (out / "README.md").exists()
+
+
+@pytest.mark.parametrize("content", ["", "[0, ", "{}", "[]", '["a"]'])
+def test_a_damaged_set_of_a_masked_sum_is_named(content: str, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.sums.mkdir()
+    (folder.sums / "000000.json").write_text(content)
+    with pytest.raises(Damaged, match=r"sums/000000.json is damaged"):
+        folder.read_clients_of(folder.sums / "000000.json")

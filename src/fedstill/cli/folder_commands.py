@@ -55,7 +55,9 @@ def compare(words: list[str], form: "Format") -> None:
         raise Bad(_TWO)
     records = [read_run(folder, unfinished=True) for folder in folders]
     all_settings = [
-        {"method": groups.method_name(r), **groups.task_settings(r), **groups.method_settings(r)} for r in records
+        {"method": groups.method_name(r), **groups.task_settings(r), **groups.method_settings(r)}
+        | {"records": str(r.config.get("fingerprint") or "")[:8]}  # of one name, as a file that changed
+        for r in records
     ]
     differing = groups.differing(all_settings)
     results = [

@@ -5,7 +5,6 @@ so that only one reply is in memory at a time and a resumed run takes the same p
 """
 
 import hashlib
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -372,7 +371,7 @@ class ServerFederation(Federation):
         """
         place = {client: i for i, client in enumerate(replies.clients)}
         reading = self._folder.sums / f"{terms.exchange:06d}.json"
-        fixed = json.loads(reading.read_text("utf-8")) if reading.exists() else None
+        fixed = self._folder.read_clients_of(reading) if reading.exists() else None
         clients = list(replies.clients) if fixed is None else [client for client in fixed if client in place]
         opening = Opening(terms, self._helpers, clients, lambda client: replies[place[client]])
         if fixed is None:

@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +217,9 @@ def is_prepared(run: Path, job: Job, *, without: Collection[int], extends: bool 
 
 def check_asked_once(folder: RunFolder, what: str) -> None:
     """Refuse a run with more requests than one, whose later ones depend on all replies to the earlier."""
-    if (asked := folder.exchanges) != {0}:
+    if not (asked := folder.exchanges):
+        raise files.Damaged(f"{JournalFiles(folder.journal).meter} is missing; bring it back, or run again")
+    if asked != {0}:
         raise ValueError(
             f"{folder} made {len(asked)} requests; only a one-shot run can be {what}, since later requests depend on "
             "all earlier replies"
@@ -256,28 +259,39 @@ def lay_out(
         refusals: whether refusals of the first request are copied; those of others and checkpoints are not.
         states: whether the states of simulated clients are copied.
     """
-    part, folder = out.with_name(f".{out.name}.{os.getpid()}{files.PART}"), RunFolder(run)
-    journal, copy = JournalFiles(folder.journal), RunFolder(part)
-    shutil.rmtree(part, ignore_errors=True)
+    folder, journal = RunFolder(run), JournalFiles(RunFolder(run).journal)
     replies = [place for client, place in journal.replies(0).items() if client != without]
     others = [*journal.digests(0), folder.environment]
     others += journal.refused(0).values() if refusals else ()
     others += folder.clients.glob("**/*") if states else ()
-    for place in (*replies, *filter(Path.is_file, others)):
-        _link(place, part / place.relative_to(run), linked=place in replies)
-    for file in (journal.meter, journal.spent):
-        lines = files.read_json_lines(file)
-        first = [line for line in lines if line.get("exchange") == 0 and line.get("client") != without]
-        first = [line for line in first if having is None or line.get("client") in having]
-        if first:
-            files.write_bytes(copy.journal / file.name, files.chained(first))
-    copy.write_config(description)
-    if refusal is not None:
-        Journal(copy.journal).store_refusal(0, refusal, 0)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    if out.exists():
-        out.rmdir()
-    part.rename(out)
+    with _made_at_once(out.resolve()) as part:
+        copy = RunFolder(part)
+        for place in (*replies, *filter(Path.is_file, others)):
+            _link(place, part / place.relative_to(run), linked=place in replies)
+        for file in (journal.meter, journal.spent):
+            lines = files.read_json_lines(file)
+            first = [line for line in lines if line.get("exchange") == 0 and line.get("client") != without]
+            first = [line for line in first if having is None or line.get("client") in having]
+            if first:
+                files.write_bytes(copy.journal / file.name, files.chained(first))
+        copy.write_config(description)
+        if refusal is not None:
+            Journal(copy.journal).store_refusal(0, refusal, 0)
+
+
+@contextmanager
+def _made_at_once(out: Path) -> Iterator[Path]:
+    """A folder beside ``out`` that becomes it, or goes with an error; ``out`` does not exist, or is empty."""
+    part = out.with_name(f".{out.name}.{os.getpid()}{files.PART}")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        yield part
+        if out.exists():
+            out.rmdir()
+        part.rename(out)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
 
 
 def check_open(run: Path, job: Job) -> None:

@@ -501,8 +501,7 @@ def _finish(
     experiment, journal = job.experiment, federation.journal
     folder.write_model(state(model), federation.task)
     evaluation = federation.last(model)
-    _write_evaluation(folder, evaluation, model, task)
-    _write_real(folder, task)
+    _write_judged(folder, evaluation, model, task)
     summary = {
         "method": job.name,
         "label": job.label or job.name,
@@ -543,8 +542,9 @@ def _finish(
     return summary
 
 
-def _write_real(folder: RunFolder, task: Task) -> None:
-    """Write some test records of each class, to be shown beside synthetic ones; none if records are vectors."""
+def _write_judged(folder: RunFolder, evaluation: EvaluationResult, model: nn.Module, task: Task) -> None:
+    """Write the evaluation, and some test records of each class, to be shown beside synthetic ones, unless vectors."""
+    _write_evaluation(folder, evaluation, model, task)
     if not task.test.are_vectors:
         first = [torch.nonzero(task.test.labels == c).flatten()[:_SHOWN] for c in range(task.test.num_classes)]
         folder.write_images("real", task.test[torch.cat(first)])

@@ -104,14 +104,26 @@ def publish(
         facts = {**facts_of(record, model, taken, schema), **decision}
         files.write_bytes(part / FACTS, (json.dumps(facts, indent=2, ensure_ascii=False) + "\n").encode())
         files.write_bytes(part / CARD, card_of(record, facts, onnx=onnx, attacks=attacks, gate=gate).encode())
-        for path in part.iterdir():
-            os.replace(path, out / path.name)
+        _move(part, out)
     finally:
         shutil.rmtree(part, ignore_errors=True)
         for folder in missing:
             with suppress(OSError):  # it has the model
                 folder.rmdir()
     return {"folder": str(out), "files": sorted(path.name for path in out.iterdir()), **facts}
+
+
+def _move(part: Path, out: Path) -> None:
+    """Move the files into place, the card last; all of them, or none."""
+    moved: list[Path] = []
+    try:
+        for path in sorted(part.iterdir(), key=lambda path: (path.name == CARD, path.name)):
+            moved.append(out / path.name)
+            os.replace(path, moved[-1])
+    except BaseException:
+        for path in moved:
+            path.unlink(missing_ok=True)
+        raise
 
 
 def _shape(record: RunRecord, experiment: Experiment, model: Trained, given: tuple[int, ...]) -> tuple[int, ...]:

@@ -412,6 +412,16 @@ class RunFolder:
         """What the opening of each masked sum cost: bytes to and from a helper, seconds, and the number of clients."""
         return [self.read_json(file) for file in sorted(self.sums.glob("*.cost.json"))]
 
+    def read_clients_of(self, reading: Path) -> list[int]:
+        """The clients in a masked sum, in the file of the set that helpers were shown."""
+        try:
+            found = json.loads(reading.read_text("utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise self.damaged(reading, error) from error
+        if not (isinstance(found, list) and found and all(isinstance(one, int) for one in found)):
+            raise self.damaged(reading, "it is no list of clients")
+        return found
+
     def write_scale(self, content: Mapping[str, Any]) -> None:
         """Write ``scale.json``, which a resumed run reads."""
         files.write_json(self.scale, dict(content))
