@@ -539,6 +539,7 @@ def test_a_policy_that_is_wrong_is_a_sentence(tmp_path: Path) -> None:
         ('unprotected = "yes"', "write true or false, without quotes"),
         ('simulated_noise = "t"', "write true or false, without quotes"),
         ('schema_file = " "', "' ' is no path"),
+        ('device = "cdua"', "'cdua' is no device; write cpu or cuda"),
         (
             'label_column = "a"\n[public]\np = "p.npz"\napproval = "ask"',
             "has 'approval' among its public data, which is a setting of the",

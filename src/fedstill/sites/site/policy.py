@@ -1,5 +1,6 @@
 """A real site's policy: the site's own rules for the requests that it accepts."""
 
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -140,12 +141,14 @@ class SitePolicy(Settings):
     @field_validator("*", mode="before")
     @classmethod
     def _of_its_kind(cls, value: object, info: ValidationInfo) -> object:
-        """Refuse true as a number, a word as true or false, and an empty path, which would be the policy's folder."""
+        """Refuse true as a number, a word as true or false, an unknown device, and an empty path, which is a folder."""
         kind = cls.model_fields[info.field_name or ""].annotation
         if kind is bool and str(value).lower() not in ("true", "false"):  # a command line has words
             raise ValueError("write true or false, without quotes")
         if kind is not bool and isinstance(value, bool):
             raise ValueError(f"{str(value).lower()} is no value of this setting")
+        if info.field_name == "device" and not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", str(value)):
+            raise ValueError(f"{value!r} is no device; write cpu or cuda")
         paths = [*value.values()] if isinstance(value, dict) else [value] if kind in (Path, Path | None) else []
         if bad := [path for path in paths if isinstance(path, str) and (not path.strip() or "\0" in path)]:
             raise ValueError(f"{bad[0]!r} is no path; leave it out, or name a folder or file")
@@ -345,12 +348,7 @@ def _refusal(policy: SitePolicy, method: Method, step: str) -> str | None:
 
 
 def _check_device(policy: SitePolicy) -> None:
-    try:
-        kind = torch.device(policy.device).type
-    except RuntimeError as error:
-        raise ValueError(f"device is {policy.device!r}; it must be cpu or cuda") from error
-    if kind not in ("cpu", "cuda"):
-        raise ValueError(f"device is {policy.device!r}; it must be cpu or cuda")
+    kind = torch.device(policy.device).type
     if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device is {policy.device!r}, and this machine has no GPU that torch can use")
     if kind == "cuda" and policy.max_memory_gb:
