@@ -366,7 +366,9 @@ def table_of(found: dict[str, Any]) -> str:
         more = [one["with_own_mean"]["rmse"] for one in rows if "with_own_mean" in one]
         sent = rows[0].get("sent")
         cells = [cell([one["rmse"] for one in rows], 3), cell(more, 3) if more else "-"]
-        cells += [cell([one["second"] for one in rows], 3), "-" if sent is None else f"{sent:,.0f} B"]
+        more = [one["with_own_mean"]["second"] for one in rows if "with_own_mean" in one]
+        cells += [cell([one["second"] for one in rows], 3), cell(more, 3) if more else "-"]
+        cells += ["-" if sent is None else f"{sent:,.0f} B"]
         text += f"| {name} | {' | '.join(cells)} |\n"
     return text
 
@@ -407,8 +409,9 @@ def lines(found: dict[str, Any]) -> str:
     for name, one in found["tables"].items():
         table = TABLES[name]
         text += INTRODUCTIONS[name].format(**facts_of(one)) + "\n"
-        text += f"| model | error | with each site's own mean | {'AUC' if table.binary else 'R2'} | sent by a site |\n"
-        text += "|---|---|---|---|---|\n" + table_of(one)
+        second = "AUC" if table.binary else "R2"
+        text += f"| model | error | with own means | {second} | with own means | sent by a site |\n"
+        text += "|---|---|---|---|---|---|\n" + table_of(one)
         heads = ["one place", "one upload", "epsilon 4, masked", "epsilon 1, masked"]
         for more in (False, True):
             own = "The same with each site's own mean" if more else COMPARED

@@ -124,6 +124,11 @@ def test_the_words_on_who_gains_are_true(small: ModuleType) -> None:
         assert round(100 * gain / alone) == 4 and low > 0
         value, low, high = tables["providers"]["gains"][row]["groups"]["2 to 9"]
         assert value == pytest.approx(0.09, abs=0.01) and low < 0 < high
+    gains = tables["centres"]["gains"]
+    for row in (small.NONE, small.MASKED.format(4), private):
+        assert gains[row]["groups"]["all"][2] < 0
+        low, high = gains[f"{row}, own mean"]["groups"]["all"][1:]
+        assert low < 0 < high
     gains = tables["schools"]["gains"]
     corrected = {row: gains[f"{row}, own mean"]["groups"]["all"] for row in small.GAINED}
     assert gains[small.NONE]["groups"]["all"][2] < 0 < corrected[small.NONE][1]
@@ -145,7 +150,7 @@ def test_each_site_keeps_a_record_for_training(small: ModuleType) -> None:
     assert test.site.value_counts().to_dict() == {"c": 2, "a": 1, "b": 1} and len(train) == 11
 
 
-@pytest.mark.parametrize("name", ["providers", "schools"])
+@pytest.mark.parametrize("name", ["providers", "centres", "schools"])
 def test_the_schemas_of_small_sites_are_such(name: str, small: ModuleType, tmp_path: Path) -> None:
     place = tmp_path / "schema.toml"
     place.write_text(small.TABLES[name].schema)
