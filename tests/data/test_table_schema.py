@@ -346,9 +346,9 @@ def test_ids_and_constant_columns_are_left_out_of_a_draft_with_the_reason() -> N
 def test_a_list_of_a_draft_is_one_line_and_keeps_odd_words(tmp_path: Path) -> None:
     import pyarrow as pa
 
-    odd = ['a, "b"', "[\n    c,\n]", "d]", "é\\"]
-    text = draft(pa.table({"ward": odd * 9, "label": [0, 1] * 18}), None, "the example")
-    assert sum("values = [" in line and line.endswith("]") for line in text.splitlines()) == 1
+    odd = ['a, "b"', "[\n    c,\n]", "d]", "é\\", "f\u2028g", "h\x85i", "[", "k,"]
+    text = draft(pa.table({"ward": odd * 9, "label": [0, 1] * 36}), None, "the example")
+    assert sum("values = [" in line and line.endswith("]") for line in text.split("\n")) == 1
     assert set(TableSchema.read(csv(tmp_path / "s.toml", text)).columns["ward"].values) == set(odd)
 
 

@@ -19,6 +19,20 @@ from fedstill.report.record import read_run
 from fedstill.runs.folder import RunFolder
 
 PRIVATE: dict[str, Any] = {"epsilon": 1.0, "extractor": {"pretrain": "none"}, "space": {"dims": 8}}
+REFUSED = """
+from fedstill.methods import afl
+from fedstill.protocol import Client, step
+
+
+class BadAFL(afl.AFL):
+    \"\"\"AFL whose client 2 sends a reply that the server refuses.\"\"\"
+
+    @step
+    def sum_up(self, client: Client, features: afl.PublicFeatures) -> afl.Sums:
+        \"\"\"As there.\"\"\"
+        reply = afl.AFL.sum_up.function(self, client, features)
+        return afl.Sums(second=reply.second[:-1], first=reply.first) if client.id == 2 else reply
+"""
 TASK: dict[str, Any] = {"data": "digits", "limit": 300, "model": "linear", "clients": 3, "workers": 0}
 FLAGS = "--data digits --limit 300 --model linear --clients 3 --workers 0 --quiet".split()
 AFL = [*FLAGS, *"--public noise=200 --epsilon 1 --extractor.pretrain none --space.dims 8 --noise entropy".split()]
@@ -86,6 +100,44 @@ def test_methods_of_a_comparison_that_share_replies_release_once(tmp_path: Path)
     main(["compare", "afl", "x=afl", *words, "--out", str(tmp_path / "both")])
     runs = fedstill.find_runs(tmp_path / "both")
     assert len(runs) == 2 and told(runs) == []
+
+
+def test_clients_that_are_asked_again_release_again(tmp_path: Path) -> None:
+    """A client whose reply was refused is asked by each run that takes the replies of the others."""
+    (tmp_path / "mine.py").write_text(REFUSED)
+    flags = "--each.epsilon 1 --each.extractor.pretrain none --each.space.dims 8 --min-clients 2 --b.ridge 3".split()
+    words = [*FLAGS, *"--public noise=200 --noise entropy".split(), *flags, "--out", str(tmp_path / "both")]
+    kind = f"{tmp_path / 'mine.py'}:BadAFL"
+    main(["compare", f"a={kind}", f"b={kind}", *words])
+    (sentence,) = told(fedstill.find_runs(tmp_path / "both"))
+    assert "all 2 runs of these records has an epsilon of up to 2.0" in sentence
+
+
+def test_copies_of_an_interrupted_run_release_twice(run: Path, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        for file in ("config.json", "environment.jsonl", "partition.json"):
+            shutil.copy(run / file, tmp_path / name)
+        main(["run", "afl", *AFL, "--out", str(tmp_path / name)])
+    (sentence,) = told([tmp_path / "first", tmp_path / "second"])
+    assert "all 2 runs of these records has an epsilon of up to 2.0" in sentence
+
+
+def test_extensions_of_one_run_ask_its_late_client_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    late, one, two, other = (tmp_path / name for name in ("late", "one", "two", "other"))
+    main(["run", "afl", *AFL, "--slow", "0.34", "--min-clients", "2", "--out", str(late)])
+    for out in (one, two):
+        main(["run", "--extend", str(late), "--out", str(out), "--quiet"])
+    (sentence,) = told([one, two])
+    assert "all 2 runs of these records has an epsilon of up to 2.0" in sentence
+    assert told([late, one]) == []  # what the late run has, the extension has
+    words = ["run", "--replies", str(one), "afl", "--ridge", "3", "--out", str(other), "--quiet"]
+    main(words)
+    shutil.rmtree(one)
+    main(["run", "--extend", str(late), "--out", str(one), "--quiet"])
+    with pytest.raises(SystemExit):
+        main(words)
+    assert "has replies of an earlier run in" in capsys.readouterr().err
 
 
 def test_a_run_that_was_made_anew_has_other_replies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -243,6 +243,17 @@ def test_what_was_found_to_be_an_older_copy_stays_one_until_its_newest_line_is_b
     assert pair.ask() is None and not (state / "newest.receipt").exists()
 
 
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"7", b"99." + b"a" * 64 + b"." + b"b" * 64])
+def test_a_receipt_of_nothing_is_said_with_a_remedy_that_helps(content: bytes, pair: Pair) -> None:
+    place = pair.policy.state / "newest.receipt"
+    place.write_bytes(content)
+    assert "is no receipt of this journal; bring the newest copy back, or delete that file" in str(pair.ask())
+    assert "is no receipt" in log.verify(pair.policy.state).problems[0]
+    assert "is no receipt" in str(evidence.status(pair.policy)["health"]["journal"])
+    place.unlink()
+    assert pair.ask() is None
+
+
 def test_receipts_that_a_server_made_up_are_ignored(pair: Pair) -> None:
     assert pair.ask() is None
     forged = f"99.{'a' * 64}.{'b' * 64}"

@@ -137,6 +137,12 @@ def read_checked(path: Path, remedy: str, label: bytes = b"") -> bytearray:
     return data
 
 
+def checksum(path: Path) -> bytes:
+    """The SHA-256 that `write_checked` wrote, without the data."""
+    with path.open("rb") as file:
+        return file.read(_DIGEST)
+
+
 def checked_size(path: Path) -> int:
     """Number of data bytes that `write_checked` wrote, without reading them."""
     return path.stat().st_size - _DIGEST

@@ -562,8 +562,8 @@ _HEADER = """\
 _PERSONS = {"patient", "patient_id", "subject", "subject_id", "person", "id"}
 _SITES = {"site", "hospital", "centre", "center", "provider"}
 """Names of columns of persons and of sites, in small letters."""
-_LIST = re.compile(r"\[\n((?: {4}.*,\n)+)\]")
-"""A list of TOML over several lines, an item in each."""
+_ITEM = re.compile(r"[\[,]\n {4}")
+"""What stands before an item of a list in TOML with an item in each line."""
 
 
 def draft(table: "pa.Table", target: str | None, name: str) -> str:
@@ -599,7 +599,7 @@ def draft(table: "pa.Table", target: str | None, name: str) -> str:
         else:
             left[column] = found
     content = {"target": target, **_drafted_target(frame[target], texts[target]), **roles, "columns": columns}
-    lines = _LIST.sub(lambda each: f"[{' '.join(map(str.strip, each[1].splitlines()))[:-1]}]", tomli_w.dumps(content))
+    lines = _ITEM.sub(lambda at: "[" if at[0][0] == "[" else ", ", tomli_w.dumps(content)).replace(",\n]", "]")
     ignored = "".join(f"# left out: {column!r} ({why})\n" for column, why in left.items())
     return _HEADER.format(rows=len(frame), name=name) + ignored + lines
 

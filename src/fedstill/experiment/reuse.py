@@ -204,7 +204,7 @@ def is_prepared(run: Path, job: Job, *, without: Collection[int], extends: bool 
         source = begun.extends if extends else begun.answers
         if source is None or Path(source).resolve() != run.resolve() or withdrawn(job.out) != {*without}:
             raise ValueError(f"{job.out} has another run; choose another folder with --out")
-        if None not in (now := RunFolder(run).read_config().run, begun.run) and now != begun.run:
+        if _was_made_anew(run, job.out):
             raise ValueError(
                 f"{job.out} has replies of an earlier run in {run}, which was made anew since; choose another folder "
                 "with --out"
@@ -213,6 +213,13 @@ def is_prepared(run: Path, job: Job, *, without: Collection[int], extends: bool 
     if job.out.exists() and any(job.out.iterdir()):
         raise ValueError(f"{job.out} is not empty; choose another folder with --out")
     return False
+
+
+def _was_made_anew(run: Path, out: Path) -> bool:
+    """Whether ``run`` is not the one that ``out`` has replies of: another number, or other replies of a client."""
+    numbers = [RunFolder(place).read_config().run for place in (run, out)]
+    theirs, own = (JournalFiles(RunFolder(place).journal).checksums(0) for place in (run, out))
+    return (None not in numbers and len({*numbers}) > 1) or any(theirs[one] != own[one] for one in theirs.keys() & own)
 
 
 def check_asked_once(folder: RunFolder, what: str) -> None:
@@ -393,8 +400,7 @@ def prepare(job: Job, earlier: Iterable[Path]) -> None:
         if _work(other) != wanted or _other_task(job, other, content) or not having:
             continue
         if content.version == fedstill.__version__ and not RunFolder(run).asked_sites:
-            own = {"run": secrets.token_hex(16), "replies_of": content.replies_of or content.run}
-            facts = {"version": content.version, **content.origin, **own}
+            facts = {"version": content.version, **content.origin, "run": secrets.token_hex(16)}
             lay_out(run, job.out, {**job.description(), **facts, "answers": str(run)}, having=having)
             return
 
@@ -489,7 +495,7 @@ def begin(run: Path, job: Job) -> None:
             f"{run} is of fedstill {content.version}, and this is {fedstill.__version__}; all its clients must compute "
             f"with one version, so install fedstill {content.version}, or run anew"
         )
-    facts = {"version": content.version, **content.origin, "replies_of": secrets.token_hex(16)}  # more than the run has
+    facts = {"version": content.version, **content.origin}
     lay_out(run, job.out, {**described, **facts, "extends": str(run)}, states=True)
 
 

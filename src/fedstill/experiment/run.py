@@ -263,7 +263,7 @@ def _run(
     warn_of_depth(spec)
     data_of_clients = client_data(experiment, task, watcher.progressed, published.get("public_fingerprint"))
     public_records = data_of_clients.public()
-    origin = {} if begun is None else begun.model_dump(include={"extends", "answers", "replies_of"}, exclude_none=True)
+    origin = {} if begun is None else begun.model_dump(include={"extends", "answers"}, exclude_none=True)
     if sites is not None:
         spec = as_told(folder.path, begun, spec, public_records)
         origin["spec"] = spec.text()

@@ -153,20 +153,27 @@ _WIDER: dict[str, tuple[str, ...]] = {
 
 
 def _answered_once(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """The runs without those whose every release another has too: they took its replies, and nothing left again.
-
-    Of runs on the same first replies with no release after, the one with the largest epsilon stands for all.
-    """
+    """The runs without those whose every release another has too: they took its replies, and nothing left again."""
     found: list[RunRecord] = []
-    largest: dict[str, RunRecord] = {}
-    for run in runs:
-        number = str(run.config.get("replies_of") or run.config.get("run") or "")
-        releases = Journal(RunFolder(run.folder).journal).releases() if number else {}
-        if {one.exchange for entries in releases.values() for one in entries} != {0}:
-            found.append(run)
-        elif number not in largest or (largest[number].guarantee.epsilon or 0.0) < (run.guarantee.epsilon or 0.0):
-            largest[number] = run
-    return [*found, *largest.values()]
+    known: list[dict[int, bytes]] = []
+    for run, replies in sorted(zip(runs, map(_releasing, runs), strict=True), key=lambda pair: -len(pair[1] or ())):
+        if replies is not None and any(replies.items() <= others.items() for others in known):
+            continue
+        found.append(run)
+        known += [] if replies is None else [replies]
+    return found
+
+
+def _releasing(run: RunRecord) -> dict[int, bytes] | None:
+    """The checksum of each client's reply, if all that the run released is in these replies to its first request.
+
+    None where something was released later, or in a reply that is not there, as of a client that failed.
+    """
+    journal = Journal(RunFolder(run.folder).journal)
+    releases, replies = journal.releases(), journal.files.checksums(0)
+    if {one.exchange for entries in releases.values() for one in entries} != {0} or not releases.keys() <= {*replies}:
+        return None
+    return {client: replies[client] for client in releases}
 
 
 def _on_the_same_records(real: Sequence[RunRecord]) -> list[list[RunRecord]]:

@@ -82,6 +82,10 @@ class JournalFiles:
         """The files of replies to a request by client, in order."""
         return self._by_client(exchange, "reply")
 
+    def checksums(self, exchange: int) -> dict[int, bytes]:
+        """The checksums of replies to a request by client, in order."""
+        return {client: files.checksum(place) for client, place in self.replies(exchange).items()}
+
     def refused(self, exchange: int) -> dict[int, Path]:
         """The files of refusals of a request by client, in order."""
         return self._by_client(exchange, "refused")

@@ -38,7 +38,6 @@ class Config(Piece):
         run: the run's random number; absent while a run is laid out.
         extends: the finished run that this run extends.
         answers: the finished run whose replies this run uses.
-        replies_of: the random number of the run that the clients gave those replies to, if it is not this run's.
     """
 
     experiment: dict[str, Any]
@@ -55,12 +54,11 @@ class Config(Piece):
     run: str | None = None
     extends: str | None = None
     answers: str | None = None
-    replies_of: str | None = None
 
     @property
     def origin(self) -> dict[str, str]:
         """The digests of the records, the run's number and its spec, which a run on this run's replies takes over."""
-        names = {"fingerprint", "public_fingerprint", "run", "spec", "replies_of"}
+        names = {"fingerprint", "public_fingerprint", "run", "spec"}
         return self.model_dump(include=names, exclude_none=True)
 
     @property

@@ -53,13 +53,22 @@ def version_of(state: Path) -> int | None:
 def check_newest(state: Path) -> None:
     """Raise `Damaged` if the state was found to be an older copy, and is one still.
 
-    That is: it has a receipt (``newest.receipt``) of a line that its journal lacks, or that cannot be read.
+    That is: it has a receipt (``newest.receipt``) of a line that its journal lacks, or one that tells nothing.
     """
+    place = state / NEWEST
     try:
-        given = (state / NEWEST).read_text("utf-8")
+        given = place.read_bytes().decode("utf-8", "replace").strip()
     except FileNotFoundError:
         return
-    if lacks(state, given) is not False:
+    except OSError as error:
+        raise files.Damaged(f"{place} can't be read ({error.strerror}); let the site's own user read it") from error
+    found = lacks(state, given)
+    if found is None:
+        raise files.Damaged(
+            f"{place}, the mark of an older copy, is no receipt of this journal; bring the newest copy back, or delete "
+            "that file if this is the newest"
+        )
+    if found:
         raise files.Damaged(older(state, number_of(given)))
 
 
