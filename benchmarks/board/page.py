@@ -427,7 +427,7 @@ before 2026-11-25 were withdrawn: their scores were tied where models are not co
 most of the splits, seconds the mean over them; a figure has those of its own split. "fens" asks its clients again for a
 small aggregator after their one upload, "fedgm-labels" asks twice for images, "deepafl" for a sum for each of its
 blocks. Records of "sim-pe" elect among the rows' public images, which are generated textures, a poor pool; [its
-page](methods/sim-pe.md) has one of real pictures. DeepAFL, FedLPA and Sim-PE came later and have ten clients only. Left
+page](methods/sim-pe.md) has one of real pictures. Left
 out: methods with a model for each client (FedRD with records, FedCGS's personal form), since their accuracies
 are not those of one model; DENSE with its authors' constants; FAFI and FedSD2C, whose clients train for as long as a
 whole row here.
