@@ -171,6 +171,12 @@ def test_a_folder_for_other_work_may_be_a_link_and_a_failure_leaves_nothing(
     assert not list(tmp_path.glob(".*.part")) and not (tmp_path / "other").exists()
 
 
+def test_the_help_of_another_method_on_replies_is_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["run", "--replies", str(run), "fedcgs", "--help"])
+    assert not stopped.value.code and "--ridge" in capsys.readouterr().out
+
+
 def test_lost_byte_counts_are_named(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "journal" / "meter.jsonl").unlink()
     with pytest.raises(SystemExit):

@@ -434,9 +434,8 @@ def _repeat(first: list[str], words: list[str], command: str) -> None:
 
     run, name = _run_of(first[0]), first[1]
     before = reuse.read_job(run, run.with_name(f"{run.name}-{slug_of(name)}"), command)
-    method = before.method if name == before.name else flags.method_of(name, words)
-    if not {"-h", "--help"} & {*words}:
-        method = reuse.with_client_settings(method, before.method)
+    method = before.method if name == before.name else flags.method_of(name, [])
+    method = reuse.with_client_settings(method, before.method)
     before = before.replace(name=name, method=method, label="")
     job, output = _changed(before, f"fedstill run --replies {run} {name}", words)
     make_and_show(reuse.repeat(run, job), output, nobody=RunFolder(run).asked_sites)
