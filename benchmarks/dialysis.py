@@ -9,10 +9,8 @@ is death within 12 months; whoever was last seen alive within 12 months is left 
 set aside for the test, for each of three splits; no try sees a record of it.
 """
 
-import argparse
 import json
 import statistics
-import sys
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -24,10 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks/results/dialysis.json", ROOT / "docs/measures.md"
 SEEDS = (0, 1, 2)
 DISEASES = ("congen", "diabetes", "hypert", "other", "renal")
-SCHEMA = f"""target = "died"
-classes = ["no", "yes"]
-site = "centre"
-
+COLUMNS = f"""
 [columns.age]
 kind = "number"
 range = [0, 100]
@@ -40,6 +35,7 @@ range = [1, 44]
 kind = "category"
 values = {json.dumps(DISEASES)}
 """
+SCHEMA = 'target = "died"\nclasses = ["no", "yes"]\nsite = "centre"\n' + COLUMNS
 TASK: dict[str, Any] = {"clients": 67, "partition": "by:centre", "model": "linear", "workers": 0, "progress": False}
 AFL: dict[str, Any] = {"public": "noise=500", "epsilon": None, "space": {"whiten": False, "quantile": 1.0}}
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -147,17 +143,9 @@ def page(text: str, found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "page"])
-    parser.add_argument("out", type=Path, nargs="?", default=Path("runs/dialysis"))
-    parser.add_argument("--quick", action="store_true", help="two splits, and no row that is tuned; nothing is kept")
-    chosen = parser.parse_args()
-    if chosen.what == "run":
-        found = run(chosen.out, chosen.quick)
-        record.at(RESULTS, chosen.quick).write_text(json.dumps(found, indent=1) + "\n")
-    found = json.loads(record.at(RESULTS, chosen.quick).read_text())
-    record.at(PAGE, chosen.quick).write_text(page(PAGE.read_text(), found))
+    short = "two splits, and no row that is tuned"
+    record.study(__doc__, "runs/dialysis", short, RESULTS, PAGE, lambda chosen: run(chosen.out, chosen.quick), page)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

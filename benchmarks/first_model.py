@@ -9,7 +9,6 @@ Each hospital has a folder, a key and a process of its own, over TLS, all on thi
 cores. What a person does between the commands (send an invitation, check a schema, agree on a budget) takes no time.
 """
 
-import argparse
 import json
 import os
 import shlex
@@ -28,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks/results/first_model.json", ROOT / "docs/small_sites.md"
 BEGIN, END = "<!-- commands -->\n", "<!-- end of commands -->"
 SITES = 5
-RUN = {"method": "afl", "data": "others.csv", "schema_file": "schema.toml", "clients": SITES, "model": "linear"} | {
+RUN = {"method": "afl", "data": "others.csv", "schema_file": "shared.toml", "clients": SITES, "model": "linear"} | {
     "public": "noise=500",
     "noise": "entropy",
     "afl": {"epsilon": 4.0, "space": {"whiten": False, "quantile": 1.0}},
@@ -49,7 +48,7 @@ def write(out: Path) -> dict[str, int]:
     frame[frame.centre.isin(largest)].to_csv(out / "all.csv", index=False)
     (out / "schema.toml").write_text(dialysis.SCHEMA)
     (out / "shared.toml").write_text(dialysis.SCHEMA.replace('site = "centre"\n', ""))
-    (out / "run.yaml").write_text(json.dumps({**RUN, "schema_file": "shared.toml"}))
+    (out / "run.yaml").write_text(json.dumps(RUN))
     return {name: len(part) for name, part in parts.items()}
 
 
@@ -68,14 +67,13 @@ class Diary:
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         self._environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
 
-    def do(self, who: str, words: str) -> str:
-        """Give a command and wait for its end; returns what it printed."""
+    def do(self, who: str, words: str) -> None:
+        """Give a command and wait for its end."""
         begin = time.perf_counter()
         done = subprocess.run(self._words(words), capture_output=True, text=True, **self._place())
         self.lines.append({"who": who, "command": f"fedstill {words}", "seconds": time.perf_counter() - begin})
         if done.returncode:
             raise SystemExit(f"fedstill {words} ended with {done.returncode}: {done.stderr[-2000:]}")
-        return done.stdout
 
     def start(self, who: str, words: str) -> None:
         """Start a program that goes on."""
@@ -136,11 +134,7 @@ def run(out: Path) -> dict[str, Any]:
         deployed = between_hospitals(diary, (free_port(), free_port()))
     finally:
         diary.end()
-    facts = {
-        "command": "python benchmarks/first_model.py run OUT",
-        "commit": record.commit(),
-        "date": f"{date.today()}",
-    }
+    facts = {"command": "python benchmarks/first_model.py run OUT", "commit": record.commit()}
     found = {"records": records, "cores": os.cpu_count(), "trial": trial, "deployed": deployed, "lines": diary.lines}
     return {**facts, "date": str(date.today()), **found}
 
@@ -169,17 +163,9 @@ def page(text: str, found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "page"])
-    parser.add_argument("out", type=Path, nargs="?", default=Path("runs/first-model"))
-    parser.add_argument("--quick", action="store_true", help="the same; nothing is kept")
-    chosen = parser.parse_args()
-    if chosen.what == "run":
-        found = run(chosen.out.resolve())
-        record.at(RESULTS, chosen.quick).write_text(json.dumps(found, indent=1) + "\n")
-    found = json.loads(record.at(RESULTS, chosen.quick).read_text())
-    record.at(PAGE, chosen.quick).write_text(page(PAGE.read_text(), found))
+    found = lambda chosen: run(chosen.out.resolve())  # noqa: E731
+    record.study(__doc__, "runs/first-model", "the same", RESULTS, PAGE, found, page)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -11,9 +11,7 @@ noise is drawn anew each time.
 """
 
 import argparse
-import json
 import statistics
-import sys
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -114,20 +112,23 @@ def gains(alone: list[pd.Series], other: list[pd.Series], sites: pd.Series) -> d
         other: the same of the model.
         sites: the hospital of each record.
     """
-    from fedstill.evaluation import bootstrap
-
     both = pd.DataFrame({"alone": pd.concat(alone), "other": pd.concat(other)})
     found: dict[str, list[float | None]] = {}
     for site, own in both.groupby(sites.loc[both.index].to_numpy()):
-        values = own.to_numpy()
-
-        def gain(rows: np.ndarray[Any, Any], values: np.ndarray[Any, Any] = values) -> dict[str, float | None]:
-            ends = np.sqrt(values[rows].mean(0))
-            return {"gain": float(ends[0] - ends[1])}
-
-        bounds = bootstrap(gain, len(own), own.index.to_numpy())["gain"]
-        found[str(site)] = [gain(np.arange(len(own)))["gain"], *(bounds or (None, None))]
+        found[str(site)] = gain(own.to_numpy(), own.index.to_numpy())
     return found
+
+
+def gain(wrong: np.ndarray[Any, Any], units: np.ndarray[Any, Any]) -> list[float | None]:
+    """RMSE of the first column of squared errors less that of the second, with a 95 % interval that resamples units."""
+    from fedstill.evaluation import bootstrap
+
+    def of_rows(rows: np.ndarray[Any, Any]) -> dict[str, float | None]:
+        ends = np.sqrt(wrong[rows].mean(0))
+        return {"gain": float(ends[0] - ends[1])}
+
+    bounds = bootstrap(of_rows, len(wrong), units)["gain"]
+    return [of_rows(np.arange(len(wrong)))["gain"], *(bounds or (None, None))]
 
 
 def alone(train: pd.DataFrame, test: pd.DataFrame) -> np.ndarray[Any, Any]:
@@ -201,10 +202,10 @@ def lost(runs: list[dict[str, Any]], row: str) -> float:
     return 1 - mean[row] / mean[next(iter(ROWS))]
 
 
-def interval(values: list[float | None]) -> str:
+def interval(values: list[float | None], digits: int = 2) -> str:
     """A gain with its 95 % interval."""
-    value, low, high = values
-    return f"{value:+.2f}" if low is None or high is None else f"{value:+.2f} ({low:+.2f} to {high:+.2f})"
+    value, low, high = (None if one is None else f"{one:+.{digits}f}" for one in values)
+    return f"{value}" if low is None or high is None else f"{value} ({low} to {high})"
 
 
 def verdict(each: dict[str, list[float | None]]) -> str:
@@ -317,16 +318,12 @@ each split; epsilon counts the last run alone, not these tries.
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "page"])
-    parser.add_argument("out", type=Path, nargs="?", default=Path("runs/hospitals"))
-    parser.add_argument("--quick", action="store_true", help="two splits in place of three; nothing is kept")
-    chosen = parser.parse_args()
-    if chosen.what == "run":
-        found = run(chosen.out, SEEDS[:2] if chosen.quick else SEEDS)
-        record.at(RESULTS, chosen.quick).write_text(json.dumps(found, indent=1) + "\n")
-    record.at(PAGE, chosen.quick).write_text(page(json.loads(record.at(RESULTS, chosen.quick).read_text())))
+    def found(chosen: argparse.Namespace) -> dict[str, Any]:
+        return run(chosen.out, SEEDS[:2] if chosen.quick else SEEDS)
+
+    short = "two splits in place of three"
+    record.study(__doc__, "runs/hospitals", short, RESULTS, PAGE, found, lambda _, found: page(found))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,5 +1,6 @@
 """Files of measurements, with the command, the day and the machine."""
 
+import argparse
 import datetime
 import hashlib
 import json
@@ -8,7 +9,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,41 @@ def at(kept: Path | str, quick: bool) -> Path:
     place = Path(__file__).parents[1] / "runs/quick" / Path(kept).name if quick else Path(kept)
     place.parent.mkdir(parents=True, exist_ok=True)
     return place
+
+
+def study(
+    doc: str | None,
+    out: str,
+    short: str,
+    results: Path,
+    target: Path,
+    run: Callable[[argparse.Namespace], dict[str, Any]],
+    page: Callable[[str, dict[str, Any]], str],
+    **flags: Any,
+) -> None:
+    """The command of a study: ``run OUT`` keeps what was found, and makes the page from it; ``page`` makes it alone.
+
+    Args:
+        doc: the help text.
+        out: usual folder of the runs.
+        short: what the short form (``--quick``) leaves out.
+        results: file of what was found.
+        target: the page.
+        run: what was found, for the words of the command.
+        page: the text of the page, from its former text and what was found.
+        flags: further flags, each with the arguments of ``add_argument``.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["run", "page"])
+    parser.add_argument("out", type=Path, nargs="?", default=Path(out))
+    parser.add_argument("--quick", action="store_true", help=f"{short}; nothing is kept")
+    for name, facts in flags.items():
+        parser.add_argument(f"--{name}", **facts)
+    chosen = parser.parse_args()
+    kept = at(results, chosen.quick)
+    if chosen.what == "run":
+        kept.write_text(json.dumps(run(chosen), indent=1) + "\n")
+    at(target, chosen.quick).write_text(page(target.read_text(), json.loads(kept.read_text())))
 
 
 def keep(place: Path | str, table: Sequence[Any], **facts: Any) -> None:

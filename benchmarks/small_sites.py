@@ -12,8 +12,6 @@ records, so that no test record has a say in them. The noise of private runs is 
 
 import argparse
 import json
-import statistics
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
@@ -152,12 +150,7 @@ values = ["boys", "girls", "mixed"]
 kind = "category"
 values = ["bottom 25%", "mid 50%", "top 25%"]
 """
-CENTRES = (
-    'target = "target"\nrange = [0, 1]\nsite = "site"\n'
-    '\n[columns.age]\nkind = "number"\nrange = [0, 100]\n'
-    '\n[columns.begin]\nkind = "number"\nrange = [1, 44]\n'
-    f'\n[columns.disease]\nkind = "category"\nvalues = {json.dumps(dialysis.DISEASES)}\n'
-)
+CENTRES = 'target = "target"\nrange = [0, 1]\nsite = "site"\n' + dialysis.COLUMNS
 TABLES = {
     "providers": Table(providers, PROVIDERS, 0, 1, binary=True),
     "centres": Table(centres, CENTRES, 0, 1, binary=True),
@@ -286,8 +279,9 @@ def split_runs(out: Path, table: Table, parts: Parts, seed: int, most: int) -> d
     errors = {(OWN, False): wrong(own, test, table)}
     for i, name in enumerate((POOLED, *ROWS)):
         settings, shrink = best(tries[name])
-        said, sent = ridge(parts, table), None
-        if name in ROWS:
+        if name == POOLED:
+            said, sent = ridge(parts, table), None
+        else:
             kind, flags, _ = ROWS[name]
             place = out / f"run-{seed}-{i}"
             said, sent = learned(out / f"data-{seed}", place, parts, kind, seed=seed, **flags, **settings)
@@ -306,23 +300,14 @@ def gains(alone: list[pd.Series], other: list[pd.Series], sites: pd.Series) -> d
         other: the same of the model.
         sites: the site of each record.
     """
-    from fedstill.evaluation import bootstrap
-
     both = pd.DataFrame({"alone": pd.concat(alone), "other": pd.concat(other)})
     place = sites.loc[both.index]
     sizes = place.map(sites.value_counts())
     groups: dict[str, list[float | None]] = {}
     for name, (low, high) in {**GROUPS, "all": (0, 10**6)}.items():
         chosen = ((sizes >= low) & (sizes < high)).to_numpy()
-        values = both[chosen].to_numpy()
-
-        def gain(rows: np.ndarray[Any, Any], values: np.ndarray[Any, Any] = values) -> dict[str, float | None]:
-            ends = np.sqrt(values[rows].mean(0))
-            return {"gain": float(ends[0] - ends[1])}
-
         if chosen.any():
-            bounds = bootstrap(gain, len(values), place[chosen].to_numpy())["gain"]
-            groups[name] = [gain(np.arange(len(values)))["gain"], *(bounds or (None, None))]
+            groups[name] = hospitals.gain(both[chosen].to_numpy(), place[chosen].to_numpy())
     sure = sites[sites.map(sites.value_counts()) >= SURE].index
     each = hospitals.gains([e[e.index.isin(sure)] for e in alone], [e[e.index.isin(sure)] for e in other], sites)
     return {"groups": groups, "each": each}
@@ -353,21 +338,15 @@ def run(out: Path, names: tuple[str, ...], seeds: tuple[int, ...], most: int) ->
     return tables
 
 
-def cell(values: list[float], digits: int) -> str:
-    """Mean and sample standard deviation over splits."""
-    return f"{statistics.mean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
-
-
 def table_of(found: dict[str, Any]) -> str:
     """The rows of a table: error, error with the sites' own means, R2 or AUC, bytes."""
     text = ""
     for name in dict.fromkeys(one["row"] for one in found["runs"]):
         rows = [one for one in found["runs"] if one["row"] == name]
-        more = [one["with_own_mean"]["rmse"] for one in rows if "with_own_mean" in one]
-        sent = rows[0].get("sent")
-        cells = [cell([one["rmse"] for one in rows], 3), cell(more, 3) if more else "-"]
-        more = [one["with_own_mean"]["second"] for one in rows if "with_own_mean" in one]
-        cells += [cell([one["second"] for one in rows], 3), cell(more, 3) if more else "-"]
+        sent, cells = rows[0].get("sent"), list[str]()
+        for key in ("rmse", "second"):
+            more = [one["with_own_mean"][key] for one in rows if "with_own_mean" in one]
+            cells += [hospitals.cell([one[key] for one in rows], 3), hospitals.cell(more, 3) if more else "-"]
         cells += ["-" if sent is None else f"{sent:,.0f} B"]
         text += f"| {name} | {' | '.join(cells)} |\n"
     return text
@@ -382,15 +361,9 @@ def gains_of(found: dict[str, Any], more: bool) -> str:
         low, high = GROUPS.get(group, (0, 10**6))
         number = int(((sizes >= low) & (sizes < high)).sum())
         values = [found["gains"][name]["groups"][group] for name in names]
-        shown = [interval(one if number >= FEW else [one[0], None, None]) for one in values]
+        shown = [hospitals.interval(one if number >= FEW else [one[0], None, None], 3) for one in values]
         text += f"| {group} | {number} | {' | '.join(shown)} |\n"
     return text
-
-
-def interval(values: list[float | None]) -> str:
-    """A gain with its 95 % interval."""
-    value, low, high = values
-    return f"{value:+.3f}" if low is None or high is None else f"{value:+.3f} ({low:+.3f} to {high:+.3f})"
 
 
 def counted(found: dict[str, Any]) -> str:
@@ -448,7 +421,6 @@ intake. The target is the normalised examination score, whose standard deviation
 """,
 }
 COMPARED = "Error of each site's own model less that of the common one"
-COMPARED = "Error of each site's own model less that of the common one"
 BEGIN, END = "<!-- results -->\n", "<!-- end of results -->"
 
 
@@ -458,24 +430,19 @@ def page(text: str, found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "page"])
-    parser.add_argument("out", type=Path, nargs="?", default=Path("runs/small-sites"))
-    parser.add_argument("--tables", nargs="+", choices=list(TABLES), default=list(TABLES), help="all by default")
-    parser.add_argument(
-        "--quick", action="store_true", help="the providers alone, two splits, one try; nothing is kept"
-    )
-    chosen = parser.parse_args()
-    if chosen.what == "run":
-        short, place = (("providers",), SEEDS[:2], 1), record.at(RESULTS, chosen.quick)
-        new = run(chosen.out, *(short if chosen.quick else (tuple(chosen.tables), SEEDS, len(BIASES))))
-        kept = {} if chosen.quick or not place.exists() else json.loads(place.read_text())["tables"]
-        tables = {name: (kept | new)[name] for name in TABLES if name in kept | new}
+    def found(chosen: argparse.Namespace) -> dict[str, Any]:
+        """The chosen tables beside those that are kept."""
         command = "python benchmarks/small_sites.py run OUT"
-        place.write_text(json.dumps({"command": command, "tables": tables}, indent=1) + "\n")
-    found = json.loads(record.at(RESULTS, chosen.quick).read_text())
-    record.at(PAGE, chosen.quick).write_text(page(PAGE.read_text(), found))
+        if chosen.quick:
+            return {"command": command, "tables": run(chosen.out, ("providers",), SEEDS[:2], 1)}
+        new = run(chosen.out, tuple(chosen.tables), SEEDS, len(BIASES))
+        both = (json.loads(RESULTS.read_text())["tables"] if RESULTS.exists() else {}) | new
+        return {"command": command, "tables": {name: both[name] for name in TABLES if name in both}}
+
+    short = "the providers alone, two splits, one try"
+    tables = {"nargs": "+", "choices": list(TABLES), "default": list(TABLES), "help": "all by default"}
+    record.study(__doc__, "runs/small-sites", short, RESULTS, PAGE, found, page, tables=tables)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

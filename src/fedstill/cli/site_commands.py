@@ -81,7 +81,7 @@ def _invitation(invited: "Invite") -> Path:
 
 
 def _changes(parsed: "SitePolicy") -> dict[str, Any]:
-    """The settings of a policy that flags have changed; files other than its state by absolute paths.
+    """The settings of a policy that flags have changed; files by absolute paths.
 
     A path of the command line is relative to where the command is given, and one of the policy to the policy.
     """
@@ -89,7 +89,7 @@ def _changes(parsed: "SitePolicy") -> dict[str, Any]:
     changed = {n: getattr(parsed, n) for n in type(parsed).model_fields if getattr(parsed, n) != getattr(base, n)}
     public = {name: place.expanduser().resolve() for name, place in parsed.public.items()}
     files = {n: value.expanduser().resolve() for n, value in changed.items() if isinstance(value, Path)}
-    return {**changed, **files, "state": parsed.state, "public": public}
+    return {**changed, **files, "public": public}
 
 
 def check(words: list[str], form: "Format") -> None:

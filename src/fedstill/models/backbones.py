@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 from typing_extensions import override
 
-from fedstill.base import errors, lookup, seeds
+from fedstill.base import errors, files, lookup, seeds
 from fedstill.base.weights import read, state
 from fedstill.models import mobile
 from fedstill.models.build import build
@@ -459,7 +459,7 @@ def _checkpoint(name: str, url: str, download: bool) -> Path:
             f"the backbone {name!r} is not on this machine; where there is a network, download {url} and put the file "
             f"into {places[0].parent}"
         ) from error
-    if not (found := hashlib.sha256(place.read_bytes()).hexdigest()).startswith(begin):
+    if not (found := files.digest(place)).startswith(begin):
         raise ValueError(
             f"the weights {str(place)!r} of the backbone {name!r} have the SHA-256 {found[:16]}..., not {begin}...; "
             "remove the file, and fetch it again"

@@ -11,7 +11,6 @@ Both are a stem, inverted residual blocks and a 1x1 convolution to 1,280 channel
 the convolutions before it: in eval mode it is an affine map of each channel.
 """
 
-import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, relu6
 from typing_extensions import override
 
-from fedstill.base import errors, weights
+from fedstill.base import errors, files, weights
 
 WIDTH = 1280
 """Number of features."""
@@ -230,7 +229,7 @@ def load(name: str) -> Mobile:
             f"not installed: {published.install}"
         )
     try:
-        found = hashlib.sha256(file.read_bytes()).hexdigest()
+        found = files.digest(file)
     except OSError as error:
         raise ValueError(
             f"the weights {str(file)!r} of the backbone {name!r} can't be read ({error}); make the file readable"

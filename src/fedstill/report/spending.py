@@ -154,6 +154,8 @@ _WIDER: dict[str, tuple[str, ...]] = {
 
 def _answered_once(runs: Sequence[RunRecord]) -> list[RunRecord]:
     """The runs without those whose every release another has too: they took its replies, and nothing left again."""
+    if len(runs) < 2:  # their journals need not be read
+        return list(runs)
     found: list[RunRecord] = []
     known: list[dict[int, bytes]] = []
     for run, replies in sorted(zip(runs, map(_releasing, runs), strict=True), key=lambda pair: -len(pair[1] or ())):

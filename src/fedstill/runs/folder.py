@@ -332,13 +332,16 @@ class RunFolder:
 
     def read_json(self, file: Path) -> dict[str, Any]:
         """The JSON object in a file of the run."""
-        try:
-            content = json.loads(file.read_text("utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise self.damaged(file, error) from error
+        content = self._content(file)
         if not isinstance(content, dict):
             raise self.damaged(file, "it is not a JSON object")
         return content
+
+    def _content(self, file: Path) -> Any:
+        try:
+            return json.loads(file.read_text("utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise self.damaged(file, error) from error
 
     def read_config(self) -> Config:
         """``config.json``."""
@@ -414,10 +417,7 @@ class RunFolder:
 
     def read_clients_of(self, reading: Path) -> list[int]:
         """The clients in a masked sum, in the file of the set that helpers were shown."""
-        try:
-            found = json.loads(reading.read_text("utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise self.damaged(reading, error) from error
+        found = self._content(reading)
         if not (isinstance(found, list) and found and all(isinstance(one, int) for one in found)):
             raise self.damaged(reading, "it is no list of clients")
         return found

@@ -130,7 +130,7 @@ def take_over(state: Path) -> None:
         chain = Chain(state, NAME, _REMEDY)
         chain.create()
         chain.synchronise()
-        digests = {str(place.relative_to(state)): _digest(place) for place in old}
+        digests = {str(place.relative_to(state)): files.digest(place) for place in old}
         begun = {"what": "begun", "counts": counts, "files": digests, "detail": f"the earlier files are in {ASIDE}"}
         for number, facts in enumerate([begun, *(_charged(i, line.text) for i, line in enumerate(charges, 1))], 1):
             chain.append({"n": number, "time": facts.pop("time", None) or now(), **facts})
@@ -177,7 +177,3 @@ def _counts(state: Path) -> dict[str, Any]:
 def _old_files(state: Path) -> list[Path]:
     names = ("log.*", "log-*.jsonl", "ledger/*", "life.json", "runs.jsonl", "refusals.json", "runs/*/questions.jsonl")
     return [place for name in names for place in sorted(state.glob(name)) if place.is_file()]
-
-
-def _digest(place: Path) -> str:
-    return hashlib.sha256(place.read_bytes()).hexdigest()
