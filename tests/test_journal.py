@@ -2,6 +2,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -134,6 +135,36 @@ def test_checkpoints_replace_each_other_and_damage_is_noticed(tmp_path: Path) ->
     place.write_bytes(place.read_bytes()[:-1])
     with pytest.raises(ValueError, match="is damaged .* run again"):
         journal.load_checkpoint()
+
+
+def test_a_reply_or_checkpoint_of_another_run_is_not_taken(tmp_path: Path) -> None:
+    """Two seeds of one method ask alike, so that the places of their replies are the same."""
+    for name in ("one", "other"):
+        journal = Journal(tmp_path / name)
+        journal.count_sent(0, 1, 10)
+        journal.store_reply(0, "update", 1, name.encode())
+        journal.save_checkpoint({"a": torch.zeros(1)}, {"of": name})
+        journal.flush()
+    for place in ("000000-update/00001.reply", "checkpoint"):
+        shutil.copy(tmp_path / "other" / place, tmp_path / "one" / place)
+    again = Journal(tmp_path / "one")
+    with pytest.raises(files.Damaged, match="00001.reply is damaged .*delete it and run again"):
+        again.read_reply(0, "update", 1)
+    with pytest.raises(files.Damaged, match="checkpoint is damaged .*run again"):
+        again.load_checkpoint()
+    for place in ("000000-update/00001.reply", "checkpoint", "name"):
+        shutil.copy(tmp_path / "other" / place, tmp_path / "one" / place)
+    assert Journal(tmp_path / "one").read_reply(0, "update", 1) == b"other"
+
+
+def test_a_journal_of_an_earlier_version_has_no_name(tmp_path: Path) -> None:
+    (tmp_path / "meter.jsonl").write_text(json.dumps({"exchange": 0, "client": 1, "up": 5, "seconds": 1.0}) + "\n")
+    files.write_checked(tmp_path / "000000-update" / "00001.reply", b"hello", b"0/update/1/")
+    for _ in range(2):
+        journal = Journal(tmp_path)
+        assert journal.read_reply(0, "update", 1) == b"hello"
+        journal.store_reply(1, "update", 1, b"there")
+        assert journal.read_reply(1, "update", 1) == b"there" and not journal.files.name.exists()
 
 
 def test_a_file_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

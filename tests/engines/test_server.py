@@ -419,10 +419,10 @@ def test_damaged_files_are_named_and_never_used(name: str, damage: str, digits: 
 
 def test_a_checkpoint_of_something_else_is_a_sentence(digits: Any, tmp_path: Path) -> None:
     mortal_run(digits, tmp_path)
-    place = tmp_path / "journal" / "checkpoint"
-    tensors, header = wire.unpack(bytes(files.read_checked(place, "")))
+    place, label = tmp_path / "journal" / "checkpoint", (tmp_path / "journal" / "name").read_bytes()
+    tensors, header = wire.unpack(bytes(files.read_checked(place, "", label)))
     tensors["0/another"] = tensors.pop(min(tensors))
-    files.write_checked(place, wire.pack(tensors, header))
+    files.write_checked(place, wire.pack(tensors, header), label)
     with pytest.raises(ValueError, match="checkpoint does not fit what this run carries .*delete it and run again"):
         run(Probe(rounds=3), digits, tmp_path)
     place.unlink()

@@ -1,6 +1,7 @@
 """A run that was interrupted goes on with the data and the version that it was begun with, or not at all."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from rich.console import Console
 from fedstill.base.records import Records
 from fedstill.cli import main
 from fedstill.data.sources import DataSet
+from fedstill.engines.server import TooFewReplies
 from fedstill.engines.transport import Watcher
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.progress import watch
@@ -160,3 +162,24 @@ def test_the_command_line_says_a_note_once(tmp_path: Path, capsys: pytest.Captur
     main(words)
     told = capsys.readouterr()
     assert " ".join((told.out + told.err).split()).count("resuming in another environment") == 1
+
+
+def personal(out: Path) -> Job:
+    task = Experiment(data="digits", clients=2, model=small.MODEL, workers=0, local_test=0.2)
+    return Job(task, find("fedrep")(rounds=3), out)
+
+
+@pytest.mark.parametrize("gone", ["clients", "clients/00001", "newest state"])
+def test_a_run_does_not_go_on_without_what_its_clients_kept(gone: str, tmp_path: Path) -> None:
+    """Their own heads began anew without a word, and the run had another model."""
+    with pytest.raises(Stopped):
+        run(personal(tmp_path / "run"), watcher=Stopper(2))
+    whole = shutil.copytree(tmp_path / "run", tmp_path / "whole")
+    if gone == "newest state":
+        sorted((tmp_path / "run" / "clients" / "00001").glob("*.state"))[-1].unlink()
+    else:
+        shutil.rmtree(tmp_path / "run" / gone)
+    with pytest.raises((ValueError, TooFewReplies), match="has no state from before request . any more; delete .*run"):
+        run(personal(tmp_path / "run"))
+    assert run(personal(whole))["rounds"] == 3
+    assert not (whole / "clients").exists() and not [*(whole / "journal" / "newest").iterdir()]

@@ -59,6 +59,7 @@ from fedstill.experiment.task import Task, client_data, share_out
 from fedstill.privacy.guarantee import Guarantee
 from fedstill.protocol import shared_part, wire
 from fedstill.runs.folder import RunFolder
+from fedstill.runs.journal import JournalFiles
 
 _log = logging.getLogger("fedstill")
 _ROWS = 5_000
@@ -417,7 +418,8 @@ def _store_outputs(job: Job, task: Task, victim: Victim, model: nn.Module) -> No
 def _own_model(job: Job, task: Task, client: int, model: nn.Module) -> nn.Module:
     """A client's own model as it evaluates it at the end of a run, whose shared parts are those of ``model``."""
     device, threads, folder = job.experiment.device, job.experiment.threads, RunFolder(job.out)
-    site = Site(spec_of(job, task), client_data(job.experiment, task), folder.clients, device=device, threads=threads)
+    spec, data = spec_of(job, task, str(folder.read_config().run)), client_data(job.experiment, task)
+    site = Site(spec, data, folder.clients, JournalFiles(folder.journal).newest, device=device, threads=threads)
     return site.personal_model(client, shared_part(job.method, model), 1 + max(folder.exchanges))
 
 

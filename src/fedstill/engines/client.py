@@ -52,15 +52,19 @@ class StateFiles:
 
     Args:
         folder: the client's.
-        remedy: end of the sentence of `fedstill.base.files.Damaged`; by default that of a simulation. With one, the
-            client is a real site, which keeps the number of its newest state apart, since its files live for long.
+        newest: a file with the number of the request after which the newest state was written, which is not in
+            ``folder``, so that a state that was deleted is not taken for none.
+        label: the run and the client, which the checksum of a state covers with its request, so that another's state is
+            not taken for this one's.
+        remedy: end of the sentence of `fedstill.base.files.Damaged`.
     """
 
-    def __init__(self, folder: Path, remedy: str | None = None) -> None:
+    def __init__(self, folder: Path, newest: Path, label: str, remedy: str) -> None:
         self.folder = folder
-        self._remedy = remedy or f"delete {folder.parent.parent} and run again"
+        self._newest = newest
+        self._label = label
+        self._remedy = remedy
         self._deleted = folder / "earlier-deleted"
-        self._newest = None if remedy is None else folder / "newest"
 
     def read(self, exchange: int) -> dict[str, Tensor]:
         """The state before request ``exchange``.
@@ -73,25 +77,31 @@ class StateFiles:
         lost = 0 <= newest < exchange and not (earlier and int(earlier[-1].stem) >= newest)
         if lost or (not earlier and self._deleted.exists()):
             raise files.Damaged(f"{self.folder} has no state from before request {exchange} any more; {self._remedy}")
-        return wire.unpack(files.read_checked(earlier[-1], self._remedy))[0] if earlier else {}
+        return wire.unpack(self._content(earlier[-1]))[0] if earlier else {}
 
     def write(self, exchange: int, state: Mapping[str, Tensor]) -> None:
         """Store the state after request ``exchange``, if it changed; of the earlier ones only the last is kept."""
         if not state and not self.folder.exists():
             return
         packed, place, earlier = wire.pack(state, {}), self.folder / f"{exchange:06d}.state", self._before(exchange)
-        if earlier and not place.exists() and files.read_checked(earlier[-1], self._remedy) == packed:
+        if earlier and not place.exists() and self._content(earlier[-1]) == packed:
             return
-        files.write_checked(place, packed)
-        if self._newest is not None:
-            files.write_bytes(self._newest, str(max(exchange, self._newest_number())).encode())
+        files.write_checked(place, packed, self._labelled(place))
+        if self._newest_number() < exchange:
+            files.write_bytes(self._newest, str(exchange).encode())
         for old in earlier[:-1]:
             self._deleted.touch()
             old.unlink()
 
+    def _content(self, place: Path) -> bytearray:
+        return files.read_checked(place, self._remedy, self._labelled(place))
+
+    def _labelled(self, place: Path) -> bytes:
+        return f"{self._label}/{place.stem}/".encode()
+
     def _newest_number(self) -> int:
-        """The request after which the newest state was written; -1 if there was none, or it is not kept apart."""
-        if self._newest is None or not self._newest.exists():
+        """The request after which the newest state was written; -1 if there was none."""
+        if not self._newest.exists():
             return -1
         text = self._newest.read_text("utf-8")
         if not text.isdecimal():
@@ -103,15 +113,14 @@ class StateFiles:
         return sorted(file for file in self.folder.glob("*.state") if int(file.stem) < exchange)
 
 
-def last_state(folder: Path, client: int) -> dict[str, Tensor]:
-    """State of a simulated client after its last reply; ``folder`` has the states of all clients."""
-    return StateFiles(folder / f"{client:05d}").read(EVALUATIONS)
-
-
-def forget_state(folder: Path, keep: Collection[int] = ()) -> None:
+def forget_states(folder: Path, newest: Path, keep: Collection[int] = ()) -> None:
     """Delete the clients' states after a simulation, except those in ``keep``, which an extension may ask again."""
+    kept = {f"{client:05d}" for client in keep}
+    for place in newest.glob("*"):
+        if place.name not in kept:
+            place.unlink()
     for place in folder.glob("*") if keep else [folder]:
-        if place.name not in {f"{client:05d}" for client in keep}:
+        if place.name not in kept:
             shutil.rmtree(place, ignore_errors=True)
 
 
@@ -317,6 +326,7 @@ class Site:
         spec: the run's public settings.
         data: records of the clients.
         folder: parent of each client's folder, which holds its state between steps.
+        newest: folder with the number of each client's newest state (`StateFiles`); by default beside the clients'.
         device: device of the steps.
         threads: number of threads of a step; results are reproducible to the bit only for the same number.
         open_ledger: opens a client's ledger, given its folder; by default a ledger of this run with the run's budget.
@@ -328,6 +338,7 @@ class Site:
         spec: RunSpec,
         data: ClientData,
         folder: Path,
+        newest: Path | None = None,
         *,
         device: str = "cpu",
         threads: int = 1,
@@ -337,6 +348,7 @@ class Site:
         self.spec = spec
         self.data = data
         self.folder = folder
+        self.newest = newest or folder / "newest"
         self.device = torch.device(device)
         self.threads = threads
         self._open_ledger = open_ledger
@@ -407,7 +419,7 @@ class Site:
         # with new noise, a second reply to the same request would reveal more than the first
         if not self.spec.simulated_noise and (earlier := copy.read()) is not None:
             return earlier
-        states = StateFiles(folder, None if self._open_ledger is None else _REMEDY)
+        states = self._states(client)
         ledger = self._ledger(folder)
         state, common = states.read(exchange % EVALUATIONS), RequestResults(self._results, request)
         actor = self._client(client, exchange, step.name, state, ledger, common, scale)
@@ -431,7 +443,8 @@ class Site:
     def personal_model(self, client: int, shared: Mapping[str, Tensor], asked: int) -> nn.Module:
         """The own model of a simulated client as it evaluates it after ``asked`` requests; nothing is stored."""
         exchange, folder = EVALUATIONS + asked, self._folder(client)
-        state, ledger, common = last_state(self.folder, client), self._ledger(folder), RequestResults({}, b"")
+        state, ledger = self._states(client).read(EVALUATIONS), self._ledger(folder)
+        common = RequestResults({}, b"")
         actor = self._client(client, exchange, EVALUATE.name, state, ledger, common)
         with self._reproducible(client, exchange):
             return self.spec.method.personal_model(actor, shared)
@@ -458,6 +471,11 @@ class Site:
 
     def _folder(self, client: int) -> Path:
         return self.folder / f"{client:05d}"
+
+    def _states(self, client: int) -> StateFiles:
+        folder, label = self._folder(client), f"{self.spec.run}/{client}"
+        remedy = f"delete {self.folder.parent} and run again" if self._open_ledger is None else _REMEDY
+        return StateFiles(folder, self.newest / folder.name, label, remedy)
 
     def spent(self, client: int, exchange: int) -> dict[str, object]:
         """The releases for one request, for the header of an error message; nothing without a readable ledger."""

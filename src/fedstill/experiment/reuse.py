@@ -268,9 +268,9 @@ def lay_out(
     """
     folder, journal = RunFolder(run), JournalFiles(RunFolder(run).journal)
     replies = [place for client, place in journal.replies(0).items() if client != without]
-    others = [*journal.digests(0), folder.environment]
+    others = [journal.name, *journal.digests(0), folder.environment]
     others += journal.refused(0).values() if refusals else ()
-    others += folder.clients.glob("**/*") if states else ()
+    others += [*folder.clients.glob("**/*"), *journal.newest.glob("*")] if states else ()
     with _made_at_once(out.resolve()) as part:
         copy = RunFolder(part)
         for place in (*replies, *filter(Path.is_file, others)):

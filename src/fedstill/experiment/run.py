@@ -26,7 +26,7 @@ from fedstill.base.settings import sentence
 from fedstill.base.weights import state
 from fedstill.data import places, public, sources
 from fedstill.engines import reply_checks, transport
-from fedstill.engines.client import Site, forget_state
+from fedstill.engines.client import Site, forget_states
 from fedstill.engines.client_evaluation import EvaluationResult
 from fedstill.engines.column_scale import PrivateScale
 from fedstill.engines.masked_sums import MaskedSums, Parties, adders_of, simulated_parties
@@ -274,7 +274,7 @@ def _run(
         folder.write_partition(task.class_names, task.counts(), task.values, (*task.origin, *task.remarks))
         keep_memory()
         where: dict[str, Any] = {"device": experiment.device, "threads": experiment.threads}
-        make_site = partial(Site, spec, data_of_clients, folder.clients, **where)
+        make_site = partial(Site, spec, data_of_clients, folder.clients, JournalFiles(folder.journal).newest, **where)
     late = "extends" in origin
     with connect(job, make_site, late=late) if sites is None else sites(spec) as transport:
         federation = _federation(job, spec, transport, task, public_records, watcher, parties)
@@ -581,7 +581,7 @@ def _guarantee(
 def _forget_states(folder: RunFolder, journal: Journal) -> None:
     """Delete what simulated clients kept, but of those that were refused, which may be asked again, and helpers."""
     shutil.rmtree(folder.helpers, ignore_errors=True)  # what was sealed to their keys opens no more
-    forget_state(folder.clients, keep={refusal.client for refusal in journal.refusals()})
+    forget_states(folder.clients, journal.files.newest, keep={refusal.client for refusal in journal.refusals()})
 
 
 def _test_records(experiment: Experiment) -> str:

@@ -3,22 +3,26 @@
 ::
 
     journal/
+      name                            a random number, which the checksums of replies and checkpoints cover
       meter.jsonl                     one line per message: exchange, client, bytes down or up, seconds since the start
       spent.jsonl                     one line per reply with released values: exchange, client, the releases
       000000-update/request           digest of the first request
       000002-update/00007.reply       reply of client 7 to the third request
       000002-update/00009.refused     reason why client 9's reply is not used
       1000003-judge/00007.reply       client 7's evaluation of the model before the fourth request, on its test records
+      newest/00007                    number of the request after which simulated client 7's newest state was written
       checkpoint                      state of the server's loop after its last finished round
       epochs                          state of long work at the server after one of its epochs
 
 An exchange is the number of a request, from 0. A resumed run sends the same requests in the same order and reads stored
 replies from here. Every file is whole or absent (`fedstill.base.files`); replies, checkpoints and lines have a
-checksum.
+checksum. Those of replies and checkpoints cover their place and the name of the journal, so that another run's is not
+taken for this one's.
 """
 
 import hashlib
 import json
+import secrets
 import shutil
 import time
 from collections import deque
@@ -41,14 +45,18 @@ class JournalFiles:
     """The files of the journal in ``folder``, which need not exist.
 
     Attributes:
+        name: a random number; absent in journals of earlier versions.
         meter: a line for each message.
         spent: a line for each reply with released values.
+        newest: folder with the number of each simulated client's newest state.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.name = folder / "name"
         self.meter = folder / "meter.jsonl"
         self.spent = folder / "spent.jsonl"
+        self.newest = folder / "newest"
 
     def request(self, exchange: int, step: str) -> Path:
         """The folder of a request and its replies."""
@@ -133,11 +141,6 @@ class Refusal:
     reason: str
 
 
-def _label(exchange: int, step: str, client: int) -> bytes:
-    """The place of a reply, which its checksum covers."""
-    return f"{exchange}/{step}/{client}/".encode()
-
-
 class Journal:
     """The journal in ``folder``; opening an existing one continues it."""
 
@@ -148,6 +151,7 @@ class Journal:
         places = (self.files.meter, self.files.spent)
         self._lines, self._spending = (files.JsonLines(place, chain=True) for place in places)
         self._releases: dict[tuple[int, int], list[Charge]] | None = None  # by client and request, once read
+        self._known: bytes | None = None  # the journal's name, once read or drawn
         self.bytes_down = 0
         self.bytes_up = 0
         self.bytes_judging = 0
@@ -188,7 +192,21 @@ class Journal:
         if size:
             self._line(exchange=exchange, client=client, up=size)
 
+    def _named(self) -> bytes:
+        """The journal's name, drawn before its first line is written; none in journals of earlier versions."""
+        if self._known is None:
+            place = self.files.name
+            if not (place.exists() or self.files.meter.exists() or self.files.requests()):
+                files.write_bytes(place, secrets.token_hex(16).encode())
+            self._known = place.read_bytes() if place.exists() else b""
+        return self._known
+
+    def _label(self, exchange: int, step: str, client: int) -> bytes:
+        """The journal's name and the place of a reply, which its checksum covers."""
+        return self._named() + f"{exchange}/{step}/{client}/".encode()
+
     def _line(self, **counts: int) -> None:
+        self._named()  # before the first line
         self._lines.append({**counts, "seconds": round(self.seconds, 3)})
         self._count(**counts)
 
@@ -237,7 +255,7 @@ class Journal:
         """Store a reply that passed its checks. Small replies are written in the background until `flush`."""
         self._count_received(exchange, client, len(reply))
         place = self.files.reply(exchange, step, client)
-        label = _label(exchange, step, client)
+        label = self._label(exchange, step, client)
         if len(reply) > _SMALL:
             files.write_checked(place, reply, label)
         else:
@@ -269,11 +287,11 @@ class Journal:
         self._write_refusal(exchange, refusal, size)
 
     def read_reply(self, exchange: int, step: str, client: int) -> bytearray:
-        """A stored reply; raises `Damaged` if its checksum differs, as that of another client's or request's reply."""
+        """A stored reply; raises `Damaged` if its checksum differs, as that of another client's, request's or run's."""
         self.flush()
         place = self.files.reply(exchange, step, client)
         remedy = f"delete it and run again to ask client {client} anew"
-        return files.read_checked(place, remedy, _label(exchange, step, client))
+        return files.read_checked(place, remedy, self._label(exchange, step, client))
 
     def check_request(self, exchange: int, step: str, request: bytes) -> None:
         """Store the digest of a run's first request; ValueError if another digest is stored.
@@ -283,6 +301,7 @@ class Journal:
         """
         if exchange:
             return
+        self._named()  # before the journal has a request
         place = self.files.digest(exchange, step)
         digest = hashlib.sha256(request).hexdigest()
         if not place.exists():
@@ -391,7 +410,7 @@ class Journal:
         """Replace the checkpoint called ``name``."""
         from fedstill.protocol import wire
 
-        files.write_checked(self.folder / name, wire.pack(tensors, header))
+        files.write_checked(self.folder / name, wire.pack(tensors, header), self._named())
 
     def load_checkpoint(self, name: str = CHECKPOINT) -> "tuple[dict[str, Tensor], dict[str, Any]] | None":
         """The last checkpoint called ``name``, or None; raises `Damaged` if its checksum differs."""
@@ -403,4 +422,4 @@ class Journal:
         remedy = f"delete {self.folder.parent} and run again"
         if name != CHECKPOINT:  # its work is recomputed from replies that are all stored
             remedy = "delete it and run again: that work at the server starts anew, and no client is asked again"
-        return wire.unpack(files.read_checked(place, remedy))
+        return wire.unpack(files.read_checked(place, remedy, self._named()))

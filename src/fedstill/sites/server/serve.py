@@ -26,6 +26,7 @@ from fedstill.experiment.run import run
 from fedstill.experiment.task import client_data, share_out
 from fedstill.protocol import wire
 from fedstill.runs.folder import RunFolder
+from fedstill.runs.journal import JournalFiles
 from fedstill.sites import seals
 from fedstill.sites.server import roster
 from fedstill.sites.server.service import FAILED
@@ -188,8 +189,9 @@ def _simulated_site(file: str, out: str, spec: str) -> Site:
     """A site with all clients of an experiment file, set up once in each process."""
     experiment = config.read_yaml(Path(file))[0]
     data = client_data(experiment, share_out(experiment, None))
-    folder = RunFolder(Path(out)).clients
-    return Site(RunSpec.read(spec), data, folder, device=experiment.device, threads=experiment.threads)
+    folder, device, threads = RunFolder(Path(out)), experiment.device, experiment.threads
+    newest = JournalFiles(folder.journal).newest
+    return Site(RunSpec.read(spec), data, folder.clients, newest, device=device, threads=threads)
 
 
 class Sealed(Transport):
