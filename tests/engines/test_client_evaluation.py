@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import small
 import torch
-from small import holding, weights
+from small import holding, last_state, weights
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -19,7 +19,6 @@ import fedstill
 from fedstill.base.records import Normalisation, Records
 from fedstill.data.sources import DataSet
 from fedstill.engines import client_evaluation
-from fedstill.engines.client import last_state
 from fedstill.engines.client_evaluation import EvaluationResult
 from fedstill.evaluation import Numbers, confusion, confusion_by_value, evaluate
 from fedstill.experiment.config import Experiment

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from small import STEEPEST, descended, holding, kept, loss_on, near, of_sizes, run
+from small import STEEPEST, descended, holding, kept, last_state, loss_on, near, of_sizes, run
 from torch import Tensor, nn
 
 from fedstill import methods
 from fedstill.base.records import Records
 from fedstill.base.settings import Settings
-from fedstill.engines.client import last_state
 from fedstill.methods.averaging import gradient_weight, mean_weights, weighted_mean
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fednova import FedNova

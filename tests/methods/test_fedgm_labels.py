@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from small import run, world
+from small import last_state, run, world
 from torch import Tensor
 
 from fedstill.base.records import Normalisation
 from fedstill.data.sources import DataSet
-from fedstill.engines.client import SiteClient, last_state
+from fedstill.engines.client import SiteClient
 from fedstill.engines.server import ServerFederation, TooFewReplies
 from fedstill.methods import fedgm_labels
 from fedstill.methods.fedgm_labels import FedGMLabels
@@ -168,7 +168,7 @@ def test_the_split_and_the_prior_know_none_of_the_labels_they_are_for(
 
 
 def _state(fed: ServerFederation) -> dict[str, Tensor]:
-    return last_state(fed._folder.clients, 0)
+    return last_state(fed.journal.folder.parent / "clients", 0)
 
 
 def test_without_epsilon_labels_stay_as_they_are(

@@ -6,13 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import noise_images, run
+from small import last_state, noise_images, run
 from torch import nn
 
 from fedstill import models
 from fedstill.base.records import Records
 from fedstill.base.seeds import isolated, stream
-from fedstill.engines.client import last_state
 from fedstill.methods.fedmd import FedMD, Scores, mean_logits, score_distance
 from fedstill.train.extractor import learn_public_classes
 from fedstill.train.sgd import Adam

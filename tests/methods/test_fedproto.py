@@ -6,14 +6,13 @@ from typing import Any
 import pytest
 import torch
 from rogue import MAX, of, reasons
-from small import run
+from small import last_state, run
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from fedstill import models
 from fedstill.base import seeds
 from fedstill.data.sources import DataSet
-from fedstill.engines.client import last_state
 from fedstill.methods.fedproto import FedProto, Prototypes, global_prototypes
 from fedstill.train.sgd import SGD
 

@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from small import holding, of_sizes
+from small import holding, last_state, of_sizes
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedstill.data.sources import DataSet
 from fedstill.distill import distribution_matching
 from fedstill.distill.distribution_matching import DistributionMatching
-from fedstill.engines.client import last_state
 from fedstill.methods.fedrd import FedRD
 from fedstill.protocol import Method, load, shared_part
 from fedstill.train.sgd import Adam

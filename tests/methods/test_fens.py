@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from small import holding, kept, of_sizes, run
+from small import holding, kept, last_state, of_sizes, run
 from torch import nn
 
 from fedstill.distill.stacking import ServerAdam, StackedModel
-from fedstill.engines.client import SiteClient, last_state
+from fedstill.engines.client import SiteClient
 from fedstill.evaluation import confusion
 from fedstill.methods.fens import FENS
 from fedstill.protocol import state

@@ -20,7 +20,6 @@ from fedstill import methods, models
 from fedstill.base.seeds import Simulated, stream
 from fedstill.data.sources import DataSet
 from fedstill.distill.public_map import PublicMap
-from fedstill.engines.client import last_state
 from fedstill.methods.afl import AFL
 from fedstill.methods.fedcgs import FedCGS
 from fedstill.methods.fedcgs_p import FedCGSP
@@ -283,7 +282,7 @@ def test_the_personal_form_is_a_gradient_step_on_the_loss_as_written(
 
     expected = small.descended(h0, loss)
     found = fed.new_model()
-    load(found, last_state(tmp_path / "clients", 0))
+    load(found, small.last_state(tmp_path / "clients", 0))
     assert small.near(found, expected)
     if pull:
         assert not small.near(found, small.descended(h0, small.loss_on(own)))

@@ -19,12 +19,13 @@ from torch.nn.functional import cross_entropy
 from fedstill.base.records import Normalisation, Records
 from fedstill.data import public as public_data
 from fedstill.data.shards import Shards
-from fedstill.engines.client import Site
+from fedstill.engines.client import Site, StateFiles
 from fedstill.engines.reply_checks import Replies
-from fedstill.engines.run_spec import RunSpec
+from fedstill.engines.run_spec import DEFAULTS, RunSpec
 from fedstill.engines.server import ServerFederation
 from fedstill.engines.transport import Arrival, Inline, Workers
 from fedstill.protocol import Client, Federation, Labels, Method, Reply, State, Step, load, state, step
+from fedstill.runs.journal import EVALUATIONS
 from fedstill.train.sgd import SGD
 
 MODEL = "convnet:width=8,depth=2"
@@ -253,6 +254,12 @@ def run(
     with ExitStack() as stack:
         fed = world(method, data, folder, clients, public, transport=transport, **facts).federation
         return method.server(fed), fed
+
+
+def last_state(folder: Path, client: int) -> dict[str, Tensor]:
+    """State of a client after its last reply; ``folder`` has the states of all clients."""
+    name = f"{client:05d}"
+    return StateFiles(folder / name, folder / "newest" / name, f"{DEFAULTS['run']}/{client}", "").read(EVALUATIONS)
 
 
 def weights(model: nn.Module) -> bytes:
