@@ -68,7 +68,7 @@ def test_the_head_is_the_authors_formula(number: int) -> None:
         parts[0] = parts[0][0], (parts[0][1] - 1)
         parts.append((parts[0][0][:1], torch.tensor([3])))
     method = FedCOF(shrinkage=0.3 * DIMS)
-    head = method.head(method.added(replies(parts)), CLASSES)
+    head, _ = method.head(method.added(replies(parts)), CLASSES)
     expected = by_the_authors(parts, 0.3)
     assert np.abs(head.numpy() - expected).max() < 1e-6
     assert np.abs(head.numpy() - by_the_authors(parts, 0.4)).max() > 1e-3
@@ -120,7 +120,7 @@ def test_one_mean_of_each_class_or_several_of_disjoint_groups(digits: DataSet, t
 def test_a_class_without_records_is_never_predicted() -> None:
     parts = [(rows[labels != 2], labels[labels != 2]) for rows, labels in clients(5)]
     method = FedCOF()
-    head = method.head(method.added(replies(parts)), CLASSES)
+    head, _ = method.head(method.added(replies(parts)), CLASSES)
     assert not any((rows @ head.T).argmax(1).eq(2).any() for rows, _ in clients(5))
 
 
@@ -142,6 +142,6 @@ def test_noise_is_that_of_one_sum_and_clients_without_a_class_do_not_show_in_its
     error = (method.covariance(noisy, 0) - right).abs().max()
     unsure = (method.covariance(replace(noisy, noise=0.0), 0) - right).abs().max()  # of whoever has a count above 0
     assert 10 * error < unsure
-    head, plain = method.head(noisy, CLASSES), method.head(Sent(labels, exact), CLASSES)
+    (head, _), (plain, _) = method.head(noisy, CLASSES), method.head(Sent(labels, exact), CLASSES)
     rows = torch.cat([rows for rows, _ in parts])
     assert float(((rows @ head.T).argmax(1) == (rows @ plain.T).argmax(1)).double().mean()) > 0.95

@@ -8,6 +8,7 @@ Differs from the paper (docs/methods/afl.md has the whole list):
 * clients send the sums C_k = X_k^T X_k and X_k^T Y_k in place of C_k + gamma I and their own heads: the paper's
   aggregation law and its removal of gamma give the same head from either;
 * a small ridge stays, and more of it under noise;
+* scores have a temperature, so that their softmax is near to probabilities;
 * one Gaussian release by default; features are whitened and clipped with public numbers.
 """
 
@@ -22,6 +23,7 @@ from fedstill.distill.public_map import PublicFeatures
 from fedstill.methods.parts.feature_sums import Spectrum, Total, add_up, solve
 from fedstill.methods.parts.moments import MomentSums, Sums, release_moments, sizes
 from fedstill.methods.parts.on_features import head_model, public_features
+from fedstill.methods.parts.temperatures import tempered
 from fedstill.protocol import Client, Federation, Method, step
 
 
@@ -41,12 +43,16 @@ class AFL(MomentSums, Method):
         features = public_features(fed, self, "afl")
         sums = fed.sum(self.sum_up, exactly=sizes(fed, features, self), features=features)  # C_k, X_k^T Y_k
         total = add_up(sums, self, fed.delta, fed.device)
-        return head_model(fed, features, self.head(total), self)
+        return head_model(fed, features, tempered(self.head(total), total, self.damping(total)), self)
 
     def head(self, total: Total) -> Float64[Tensor, "classes p"]:
         """W^T with ``W = (sum_k C_k + lambda I)^-1 sum_k X_k^T Y_k``."""
-        ridge = self.ridge + self.noise_ridge * total.noise
+        ridge = self.damping(total)
         return solve(total.matrix(), total.first.T, ridge, noise=total.noise, spectrum=self.spectrum).T
+
+    def damping(self, total: Total) -> float:
+        """The multiple of the identity, lambda, with what the noise in the sums adds to it."""
+        return self.ridge + self.noise_ridge * total.noise
 
     @step
     def sum_up(self, client: Client, features: PublicFeatures) -> Sums:

@@ -9,6 +9,7 @@ Differs from the paper (docs/methods/deepafl.md has the whole list):
 * one sum a block, of the products of (x_t, f_t), in place of two, as the residuals' sums follow from it;
 * maps cross as factors of rank C, random layers as a seed;
 * features are whitened and clipped with public numbers, and so are rows within the network;
+* scores have a temperature, as in AFL;
 * Gaussian releases by default, one a block, which share epsilon.
 """
 
@@ -30,6 +31,7 @@ from fedstill.distill.public_map import PublicFeatures
 from fedstill.methods.parts.feature_sums import Total, add_up, solve
 from fedstill.methods.parts.moments import Embedding, MomentSums, Sums, release_moments, row_model, sizes
 from fedstill.methods.parts.on_features import public_features
+from fedstill.methods.parts.temperatures import freedom, temperature
 from fedstill.models.residual import Activation, Residual, random_layer
 from fedstill.privacy import rowwise
 from fedstill.privacy.logistic import extend
@@ -131,7 +133,8 @@ class DeepAFL(MomentSums, Method):
         g, h = total.matrix()[:-1, :-1] / scale**2, total.first[:, :-1].T / scale
         noise = total.std * math.sqrt(2) / scale**2  # expected largest eigenvalue of q entries' noise, over sqrt(q)
         spread = noise * math.sqrt(d)
-        w = solve(g[:d, :d], h[:d], self.ridge + self.noise_ridge * spread, noise=spread)
+        ridge = self.ridge + self.noise_ridge * spread
+        w = solve(g[:d, :d], h[:d], ridge, noise=spread)
         found = {"head": w.T}
         if t < self.blocks:
             u, s, v = torch.linalg.svd(w, full_matrices=False)
@@ -142,6 +145,9 @@ class DeepAFL(MomentSums, Method):
             down, up = known["down"].clone(), known["up"].clone()
             down[t], up[t] = a.T, u
             found |= {"down": down, "up": up}
+        elif len(w.T) > 1:  # of the last head, whose residuals nothing explains
+            sums = h.T @ w
+            found["head"] *= temperature(sums, sums, total.first[:, -1] / total.bias, freedom(g, ridge))
         return found
 
     def network(self, inputs: int, built: Built, head: Tensor | None = None) -> Residual:

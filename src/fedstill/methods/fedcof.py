@@ -7,6 +7,7 @@ Differs from the paper (docs/methods/fedcof.md has the whole list):
 
 * rows have a constant, so that the head has a bias; features are whitened and clipped with public numbers;
 * the shrinkage is in units of a row's mean square entry, and a class without records is never predicted;
+* scores have a temperature, as in AFL;
 * with ``epsilon``, clients release noisy sums of each class in place of means, one for each class.
 """
 
@@ -28,6 +29,7 @@ from fedstill.distill.public_map import PublicFeatures
 from fedstill.methods.parts.feature_sums import solve
 from fedstill.methods.parts.gaussians import ABSENT, Counts
 from fedstill.methods.parts.on_features import OnFeatures, head_model, public_features
+from fedstill.methods.parts.temperatures import temperature
 from fedstill.privacy.accounting import release_noise
 from fedstill.privacy.logistic import extend
 from fedstill.privacy.mechanisms import ClassSums
@@ -113,7 +115,8 @@ class FedCOF(OnFeatures, Method):
             sums = torch.cat([reply.sums.value.double() for reply in replies])
             noise = release_noise(self.epsilon, fed.delta)
             sent = Sent(torch.arange(fed.num_classes).repeat(len(sums) // fed.num_classes), sums, noise)
-        return head_model(fed, features, self.head(sent, fed.num_classes), self)
+        head, factor = self.head(sent, fed.num_classes)
+        return head_model(fed, features, factor * head, self)
 
     def _check_size(self, dims: int, fed: Federation) -> None:
         """Compare an upload with the limit of a message, before a client works or releases anything."""
@@ -136,8 +139,11 @@ class FedCOF(OnFeatures, Method):
             sums.append(torch.cat([means, constant], 1) * reply.counts[:, None])
         return Sent(torch.cat(labels), torch.cat(sums))
 
-    def head(self, sent: Sent, num_classes: int) -> Float64[Tensor, "classes p"]:
-        """``w_c = G^-1 N_c mu_c`` over its length, with ``G = sum_c (N_c - 1)(Sigma_c + gamma I) + N mu mu^T``."""
+    def head(self, sent: Sent, num_classes: int) -> tuple[Float64[Tensor, "classes p"], float]:
+        """``w_c = G^-1 N_c mu_c`` over its length, with ``G = sum_c (N_c - 1)(Sigma_c + gamma I) + N mu mu^T``.
+
+        And the `temperature` of the scores of the classes that are present.
+        """
         sums = sent.sums.new_zeros(num_classes, sent.sums.shape[1]).index_add_(0, sent.labels, sent.sums)  # N_c mu_c
         counts = sums[:, -1] / self.bias  # N_c
         clients = len(sent.labels) / num_classes  # under noise, where each client sends all classes
@@ -151,9 +157,11 @@ class FedCOF(OnFeatures, Method):
             weight = (counts[label] - 1).clamp_min(1e-6)  # single records alone would leave G singular
             gram += weight * (self.covariance(sent, label) + gamma)
         head = normalize(solve(gram, sums.T, 0.0).T)
+        own = head[present]
+        factor = temperature(sums[present] @ own.T, own @ gram @ own.T, counts[present], len(gram))
         head[~present] = 0
         head[~present, -1] = ABSENT / self.bias
-        return head
+        return head, factor
 
     def covariance(self, sent: Sent, label: int) -> Float64[Tensor, "p p"]:
         """``Sigma_c = sum_k n_k (mu_k - mu)(mu_k - mu)^T / (K - 1)`` of a class's K means; 0 for one.

@@ -8,6 +8,7 @@ Differs from the paper (docs/methods/safle.md has the whole list):
 
 * thresholds are quantiles of public images' features;
 * clients send sums of products and one solve follows, as in AFL;
+* scores have a temperature, as in AFL;
 * one Gaussian release by default: a sparse row has as many ones as groups, so its length is public.
 """
 
@@ -25,6 +26,7 @@ from fedstill.distill.public_map import PublicFeatures, PublicMap
 from fedstill.methods.parts.feature_sums import Total, add_up, solve
 from fedstill.methods.parts.moments import Embedding, MomentSums, Sums, release_moments, row_model, sizes
 from fedstill.methods.parts.on_features import public_features
+from fedstill.methods.parts.temperatures import tempered
 from fedstill.models.heads import Bucketed, Buckets, Order, Thresholds
 from fedstill.privacy.logistic import extend
 from fedstill.protocol import Client, Federation, Method, load, public_images, step
@@ -59,6 +61,7 @@ class SAFLe(MomentSums, Method):
         """``(sum_k Z_k^T Z_k + lambda I)^-1 sum_k Z_k^T Y_k`` by group and value, and the coefficient of the bias."""
         ridge = self.ridge + self.noise_ridge * total.noise
         w = solve(total.matrix(), total.first.T, ridge, noise=total.noise)
+        w = tempered(w.T, total, ridge).T
         groups = (len(w) - 1) >> self.buckets.group
         scale = math.sqrt((1 - self.bias**2) / groups)  # of a sparse row, whose length is 1 in the sums
         return (scale * w[:-1]).view(groups, 2**self.buckets.group, -1), self.bias * w[-1]

@@ -1,0 +1,97 @@
+"""The temperature of scores by least squares, from the sums that they were fitted to.
+
+Least squares gives each class a score near 1 for its own records and near 0 for others', and the softmax of such scores
+is no probability: of two classes nearly all lie between .27 and .73. A factor t of all scores changes no class and no
+order of two classes, and brings their softmax near to probabilities. The sums that gave the scores give t too, so that
+it costs no further reply and no privacy. The scores z of N records, with d degrees of freedom, have the means and the
+covariance
+
+    m_c = (sum of the scores of class c's records) / N_c
+    V   = (sum of z z^T over all records) / N - sum_c (N_c / N) m_c m_c^T.
+
+Those of new records are less apart: of h = d / N, the share of a record in its own score, ``(m_c - h e_c) / (1 - h)``
+and ``V / (1 - h)^2`` have none (the mean of what leaving out each record by itself gives). Taken for Student's
+distribution with five degrees of freedom, as real scores have long tails, they have the least expected log loss of
+``softmax(t z)`` at t, in which it is convex. Under noise, and with a ridge, the sum of ``z z^T`` is that of the matrix
+which was solved, so that V is rather too wide and t too small.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from fedstill.methods.parts.feature_sums import Total
+
+_LARGEST = 100.0
+"""The largest temperature, of classes that sums show as apart, and the inverse of the smallest."""
+_TAIL = 5
+"""Degrees of freedom of Student's distribution."""
+_SHARE = 0.9
+"""The largest share of a record in its own score; with more, the sums say nothing of new records."""
+_DRAWS = 1 << 22
+"""Scores that are drawn to find the temperature, of all classes together."""
+
+
+def tempered(head: Float64[Tensor, "classes p"], total: Total, ridge: float) -> Float64[Tensor, "classes p"]:
+    """The solution ``W^T`` of ``(G + ridge I) W = H^T`` times its temperature; that of a single output as it is."""
+    if len(head) == 1:
+        return head
+    sums = total.first @ head.T  # H W, and W^T (G + ridge I) W too
+    return head * temperature(sums, sums, total.first[:, -1] / total.bias, freedom(total.matrix(), ridge))
+
+
+def freedom(matrix: Float64[Tensor, "p p"], ridge: float) -> float:
+    """Degrees of freedom of a solution, the trace of ``(G + ridge I)^-1 G``, without negative eigenvalues of G."""
+    values = torch.linalg.eigvalsh(matrix).clamp_min(0)
+    return float((values / (values + ridge)).sum())
+
+
+def temperature(
+    sums: Float64[Tensor, "classes classes"],
+    products: Float64[Tensor, "classes classes"],
+    counts: Float64[Tensor, " classes"],
+    degrees: float,
+) -> float:
+    """The factor of scores with the least expected log loss; 1 of too few records for their degrees of freedom.
+
+    Args:
+        sums: the sum of scores over each class's records, a row for a class.
+        products: the sum of ``z z^T`` over all records.
+        counts: numbers of records; classes with less than one, as under noise, count as absent.
+        degrees: degrees of freedom of each class's scores.
+    """
+    there = (counts >= 1).nonzero().flatten().cpu()
+    counts, sums, products = (values.double().cpu() for values in (counts, sums, products))
+    number = counts[there].sum()
+    if not len(there) or (own := degrees / float(number)) > _SHARE:
+        return 1.0
+    shares = counts[there] / number
+    means = sums[there] / counts[there, None]
+    spread = (products / number - (means.T * shares) @ means) / (1 - own) ** 2
+    means[torch.arange(len(there)), there] -= own
+    scores = means[:, None] / (1 - own) + _drawn(spread, len(there))
+    labels = there[:, None, None].expand(-1, scores.shape[1], 1)
+
+    def slope(t: float) -> float:
+        """The derivative of the expected log loss."""
+        expected = ((t * scores).softmax(2) * scores).sum(2)
+        return float((expected - scores.gather(2, labels)[:, :, 0]).mean(1) @ shares)
+
+    low, high = 1 / _LARGEST, _LARGEST
+    for _ in range(30):  # a bisection of log t
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if slope(middle) < 0 else (low, middle)
+    return low
+
+
+def _drawn(spread: Float64[Tensor, "classes classes"], present: int) -> Float64[Tensor, "n classes"]:
+    """Differences to a class's mean with this covariance, the same for every class, in pairs of opposites."""
+    values, vectors = torch.linalg.eigh((spread + spread.T) / 2)
+    number = min(max(_DRAWS // (present * len(spread)), 4), 8192) // 2
+    rng = torch.Generator().manual_seed(0)
+    drawn, tails = (torch.randn(number, n, dtype=torch.float64, generator=rng) for n in (len(spread), _TAIL))
+    drawn *= ((_TAIL - 2) / tails.square().sum(1, keepdim=True)).sqrt()
+    rows: Tensor = torch.cat([drawn, -drawn]) * values.clamp_min(0).sqrt() @ vectors.T
+    return rows
