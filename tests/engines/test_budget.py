@@ -115,6 +115,17 @@ def test_a_resumed_run_gets_the_answers_of_its_first_start(digits: Any, tmp_path
     assert sum(map(len, again.journal.releases().values())) == 5
 
 
+def test_a_release_of_an_interrupted_start_is_named_where_another_has_no_budget(digits: Any, tmp_path: Path) -> None:
+    """The remedy that was named, a larger budget, is another run."""
+    ledger = open_ledger(tmp_path / "ledger", delta=DELTA, budget=TWICE * 1.0001)
+    for index in (0, 1):
+        ledger.charge(entry(EVENT, index=index, exchange=5))
+    with pytest.raises(BudgetExceeded, match="an interrupted start released for this request already.*--min-clients"):
+        ledger.charge(entry(EVENT, index=1, exchange=5))
+    with pytest.raises(BudgetExceeded, match=r"\(raise --budget or noise\)"):
+        ledger.charge(entry(EVENT, index=0, exchange=6))
+
+
 def test_what_was_spent_is_the_largest_epsilon_and_no_number_without_noise(digits: Any, tmp_path: Path) -> None:
     fed = census(digits, tmp_path)
     ask(fed, [0, 1])

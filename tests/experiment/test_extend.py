@@ -32,7 +32,7 @@ def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def job(out: Path, name: str = "late:LateModels", **changes: Any) -> Job:
     task = {"data": "digits", "clients": 4, "model": "convnet:width=8,depth=2", "workers": 0, "min_clients": 3}
-    settings = MODELS if name == "late:LateModels" else HEADS
+    settings = HEADS if name == "late:LateHeads" else {"rounds": 1} if name == "late:LateRep" else MODELS
     if name == "late:LateHeads":
         task["public"] = "noise=64"
     return Job(Experiment(**{**task, **changes}), find(name)(**settings), out, name=name)
@@ -71,6 +71,17 @@ def test_a_late_client_s_reply_makes_the_model_of_a_run_that_missed_nobody(
     assert sorted(line["client"] for line in meter if "down" in line) == [0, 1, 2, 2, 3]
     assert summary["bytes_down"] * 4 == whole["bytes_down"] * 5
     assert run(read_job(tmp_path / "run", tmp_path / "out", "")) == summary
+
+
+def test_an_extension_evaluates_every_client_with_its_own_part(away: Path, tmp_path: Path) -> None:
+    """Those that had replied before lost their own heads when the run had finished, and were judged without."""
+    whole = run(job(tmp_path / "whole", "late:LateRep", local_test=0.2))
+    (away / "2").touch()
+    run(job(tmp_path / "run", "late:LateRep", local_test=0.2))
+    (away / "2").unlink()
+    summary = extended(tmp_path / "run", tmp_path / "out")
+    assert summary["refused"] == [] and summary["accuracy_of_clients"] == whole["accuracy_of_clients"]
+    assert not (tmp_path / "out" / "clients").exists() and (tmp_path / "run" / "clients").exists()
 
 
 def test_what_a_client_released_before_it_failed_still_counts(away: Path, tmp_path: Path) -> None:

@@ -140,6 +140,42 @@ def test_extensions_of_one_run_ask_its_late_client_each(tmp_path: Path, capsys: 
     assert "has replies of an earlier run in" in capsys.readouterr().err
 
 
+def test_releases_that_are_lost_leave_no_epsilon_out(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two extensions released anew; one that lost the lines of it counted as having what the other has."""
+    late, one, two = (tmp_path / name for name in ("late", "one", "two"))
+    main(["run", "afl", *AFL, "--slow", "0.67", "--min-clients", "1", "--out", str(late)])
+    for out in (one, two):
+        main(["run", "--extend", str(late), "--out", str(out), "--quiet"])
+    (two / "journal" / "spent.jsonl").write_bytes((late / "journal" / "spent.jsonl").read_bytes())
+    (tmp_path / "gate.toml").write_text('[guarantee]\nepsilon = 9.0\ndelta = 1e-5\nunit = "record"\nexposed = 1000\n')
+    gate = ["publish", str(two), "--gate", str(tmp_path / "gate.toml"), "--out", str(tmp_path / "card")]
+    for words in (["report", str(one), str(two), "--out", str(tmp_path / "report")], gate):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 2
+        assert "spent.jsonl is missing, or not the file that" in capsys.readouterr().err
+    assert not (tmp_path / "card").exists()
+
+
+def test_the_epochs_of_a_run_whose_replies_it_has_are_not_taken(tmp_path: Path) -> None:
+    """A model "without client 1" was to the bit the one with it."""
+    base, true, copied = (tmp_path / name for name in ("base", "true", "copied"))
+    main(["run", "feddf", *FLAGS, "--public", "noise=50", "--out", str(base)])
+    main(["run", "--without", "1", str(base), "--out", str(true), "--quiet"])
+    shutil.copytree(true, copied)
+    for name in ("summary.json", "model.safetensors", "metrics.jsonl", "evaluation.json", "journal/checkpoint"):
+        (copied / name).unlink(missing_ok=True)
+    again = shutil.copytree(copied, tmp_path / "again")
+    shutil.copy(base / "journal" / "epochs", copied / "journal" / "epochs")
+    with pytest.raises(SystemExit):
+        main(["run", "--without", "1", str(base), "--out", str(copied), "--quiet"])
+    main(["run", "--without", "1", str(base), "--out", str(again), "--quiet"])
+    models = [(run / "model.safetensors").read_bytes() for run in (true, again)]
+    assert models[0] == models[1]
+
+
 def test_a_run_that_was_made_anew_has_other_replies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, words = tmp_path / "run", ["--without", "1", str(tmp_path / "run"), "--out", str(tmp_path / "w"), "--quiet"]
     main(["run", "afl", *AFL, "--out", str(run)])

@@ -210,6 +210,19 @@ def test_a_link_is_not_removed(folder: Path, capsys: pytest.CaptureFixture[str])
     assert Path("runs/a/summary.json").exists() and Path("link").is_symlink()
 
 
+@pytest.mark.parametrize(("inside", "named"), [("runs/a", "."), ("runs/a/attack", ".."), ("runs", ".")])
+def test_the_working_folder_is_not_removed(
+    inside: str, named: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = {*Path.cwd().rglob("*")}
+    root = Path.cwd()
+    monkeypatch.chdir(inside)
+    with pytest.raises(SystemExit) as ended:
+        main(["runs", "remove", named, "--yes"])
+    assert ended.value.code == 2 and f"{named} is the folder that you are in, or above it" in capsys.readouterr().err
+    assert {*root.rglob("*")} == there
+
+
 def test_all_files_of_a_sweep_and_a_report_go_with_the_last_run(folder: Path) -> None:
     for name in ("sweep.csv", "final.json", "pareto-bytes.svg", "pareto-epsilon2.svg", "rounds.pdf", "classes-2.svg"):
         (folder / "c" / name).touch()

@@ -147,6 +147,27 @@ def test_an_older_copy_is_found_out_after_it_was_taken_over(state: Path, tmp_pat
     assert not log.verify(older).is_whole
 
 
+@pytest.mark.parametrize("lost", ["", "log.key", "log.jsonl"])
+def test_without_the_files_from_before_no_receipt_of_theirs_is_passed_over(
+    lost: str, state: Path, tmp_path: Path
+) -> None:
+    """They were tidied up, or changed: an older copy replied to a server with a receipt of before."""
+    given = log_charges(shutil.copytree(state, tmp_path / "newer")).decode()
+    read_charges(state)
+    site_journal.check_receipt(state, "")
+    aside = state / state_format.ASIDE
+    if not lost:
+        shutil.rmtree(aside)
+    elif lost == "log.key":
+        (aside / lost).unlink()
+    else:
+        (aside / lost).write_bytes(b"")
+    site_journal.check_receipt(state, site_journal.receipt(state))
+    with pytest.raises(files.Damaged, match="before-journal|is an older copy"):
+        site_journal.check_receipt(state, given)
+    assert not log.verify(state).is_whole
+
+
 def test_an_older_copy_that_was_found_out_is_taken_over_by_nobody(state: Path, tmp_path: Path) -> None:
     older = shutil.copytree(state, tmp_path / "older")
     given = log_charges(state)

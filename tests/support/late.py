@@ -6,6 +6,7 @@ from pathlib import Path
 from fedstill.distill.public_map import PublicFeatures
 from fedstill.methods.fedavg import FedAvg, Update
 from fedstill.methods.fedavg_p import FedAvgP
+from fedstill.methods.fedrep import Body, FedRep, Shared
 from fedstill.methods.parts.private_heads import HeadToSum
 from fedstill.protocol import Client, State, step
 
@@ -37,3 +38,13 @@ class LateHeads(FedAvgP):
         reply = FedAvgP.train_head.function(self, client, features)
         _check(client)
         return reply
+
+
+class LateRep(FedRep):
+    """FedRep."""
+
+    @step
+    def update(self, client: Client, shared: Shared) -> Body:
+        """As there, if it is there."""
+        _check(client)
+        return FedRep.update.function(self, client, shared)

@@ -2,8 +2,7 @@
 
 import hashlib
 import logging
-import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -111,17 +110,6 @@ class StateFiles:
     def _before(self, exchange: int) -> list[Path]:
         """The files of states before request ``exchange``, in order."""
         return sorted(file for file in self.folder.glob("*.state") if int(file.stem) < exchange)
-
-
-def forget_states(folder: Path, newest: Path, keep: Collection[int] = ()) -> None:
-    """Delete the clients' states after a simulation, except those in ``keep``, which an extension may ask again."""
-    kept = {f"{client:05d}" for client in keep}
-    for place in newest.glob("*"):
-        if place.name not in kept:
-            place.unlink()
-    for place in folder.glob("*") if keep else [folder]:
-        if place.name not in kept:
-            shutil.rmtree(place, ignore_errors=True)
 
 
 Result = TypeVar("Result")

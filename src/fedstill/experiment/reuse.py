@@ -31,7 +31,7 @@ from fedstill.experiment.task import Task
 from fedstill.protocol import Method
 from fedstill.runs import formats
 from fedstill.runs.folder import RunFolder
-from fedstill.runs.journal import WITHDRAWN, Journal, JournalFiles, Refusal
+from fedstill.runs.journal import WITHDRAWN, Journal, JournalFiles, Refusal, new_name
 from fedstill.runs.pieces import Config
 
 
@@ -268,13 +268,15 @@ def lay_out(
     """
     folder, journal = RunFolder(run), JournalFiles(RunFolder(run).journal)
     replies = [place for client, place in journal.replies(0).items() if client != without]
-    others = [journal.name, *journal.digests(0), folder.environment]
+    others = [*journal.digests(0), folder.environment]
     others += journal.refused(0).values() if refusals else ()
     others += [*folder.clients.glob("**/*"), *journal.newest.glob("*")] if states else ()
     with _made_at_once(out.resolve()) as part:
         copy = RunFolder(part)
         for place in (*replies, *filter(Path.is_file, others)):
             _link(place, part / place.relative_to(run), linked=place in replies)
+        if journal.name.exists():
+            files.write_bytes(JournalFiles(copy.journal).name, new_name(journal.name.read_bytes()))
         for file in (journal.meter, journal.spent):
             lines = files.read_json_lines(file)
             first = [line for line in lines if line.get("exchange") == 0 and line.get("client") != without]

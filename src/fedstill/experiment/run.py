@@ -26,7 +26,7 @@ from fedstill.base.settings import sentence
 from fedstill.base.weights import state
 from fedstill.data import places, public, sources
 from fedstill.engines import reply_checks, transport
-from fedstill.engines.client import Site, forget_states
+from fedstill.engines.client import Site
 from fedstill.engines.client_evaluation import EvaluationResult
 from fedstill.engines.column_scale import PrivateScale
 from fedstill.engines.masked_sums import MaskedSums, Parties, adders_of, simulated_parties
@@ -579,9 +579,11 @@ def _guarantee(
 
 
 def _forget_states(folder: RunFolder, journal: Journal) -> None:
-    """Delete what simulated clients kept, but of those that were refused, which may be asked again, and helpers."""
+    """Delete what helpers and simulated clients kept, unless an extension may ask the clients again."""
     shutil.rmtree(folder.helpers, ignore_errors=True)  # what was sealed to their keys opens no more
-    forget_states(folder.clients, journal.files.newest, keep={refusal.client for refusal in journal.refusals()})
+    if not (journal.refusals() and folder.exchanges == {0}):
+        for place in (folder.clients, journal.files.newest):
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def _test_records(experiment: Experiment) -> str:

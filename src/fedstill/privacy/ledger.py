@@ -218,9 +218,15 @@ def check_budget(
     except UNCOUNTABLE:
         total = math.inf
     sum_words = "" if math.isinf(total) else f"; it would come to {total:.4g}"
+    remedy = "raise --budget or noise"
+    if any((e.exchange, e.index) == (entry.exchange, entry.index) for e in entries):
+        remedy = (
+            "an interrupted start released for this request already, and new noise is a release more; --min-clients "
+            "goes on without this client, or start anew in another folder with a larger --budget"
+        )
     raise BudgetExceeded(
         f"releasing {entry.mechanism} in step '{entry.step}' would take the epsilon per {entry.unit} above the "
-        f"budget of {budget:g} at delta {delta:g}{sum_words}; nothing was released (raise --budget or noise)"
+        f"budget of {budget:g} at delta {delta:g}{sum_words}; nothing was released ({remedy})"
     )
 
 

@@ -20,7 +20,7 @@ from fedstill.privacy.guarantee import Guarantee, no_guarantee
 from fedstill.report import guarantees
 from fedstill.report.drawing import PAGE_WIDTH, Axis, Line, Plot, page_svg
 from fedstill.runs.folder import Images, RunFolder, runs_below
-from fedstill.runs.journal import Refusal
+from fedstill.runs.journal import JournalFiles, Refusal
 
 if TYPE_CHECKING:  # both take a second to import
     from pandas import DataFrame
@@ -254,7 +254,7 @@ def read_run(folder: str | Path, *, unfinished: bool = False) -> RunRecord:
         return _read_unfinished(run)
     run.check_finished()
     config, summary = run.read_config(), run.read_summary()
-    run.check_results(run.evaluation, run.numbers)
+    run.check_results(run.evaluation, run.numbers, JournalFiles(run.journal).spent)
     class_names, counts = run.read_partition(summary.clients)
     return RunRecord(
         folder=run.path,

@@ -3,7 +3,7 @@
 ::
 
     journal/
-      name                            a random number, which the checksums of replies and checkpoints cover
+      name                            two random numbers: checksums of replies cover the first, of checkpoints both
       meter.jsonl                     one line per message: exchange, client, bytes down or up, seconds since the start
       spent.jsonl                     one line per reply with released values: exchange, client, the releases
       000000-update/request           digest of the first request
@@ -17,7 +17,7 @@
 An exchange is the number of a request, from 0. A resumed run sends the same requests in the same order and reads stored
 replies from here. Every file is whole or absent (`fedstill.base.files`); replies, checkpoints and lines have a
 checksum. Those of replies and checkpoints cover their place and the name of the journal, so that another run's is not
-taken for this one's.
+taken for this one's. Runs that use the same replies share the first half of the name.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ class JournalFiles:
     """The files of the journal in ``folder``, which need not exist.
 
     Attributes:
-        name: a random number; absent in journals of earlier versions.
+        name: two random numbers; absent in journals of earlier versions.
         meter: a line for each message.
         spent: a line for each reply with released values.
         newest: folder with the number of each simulated client's newest state.
@@ -114,6 +114,12 @@ class JournalFiles:
 def exchange_of(request: Path) -> int:
     """The number of the request with this folder."""
     return int(request.name.partition("-")[0])
+
+
+def new_name(replies: bytes | None = None) -> bytes:
+    """The name of a new journal; ``replies`` is that of the one whose replies it has."""
+    first = secrets.token_hex(16).encode() if replies is None else replies.partition(b" ")[0]
+    return first + b" " + secrets.token_hex(16).encode()
 
 
 CHECKPOINT = "checkpoint"
@@ -197,13 +203,13 @@ class Journal:
         if self._known is None:
             place = self.files.name
             if not (place.exists() or self.files.meter.exists() or self.files.requests()):
-                files.write_bytes(place, secrets.token_hex(16).encode())
+                files.write_bytes(place, new_name())
             self._known = place.read_bytes() if place.exists() else b""
         return self._known
 
     def _label(self, exchange: int, step: str, client: int) -> bytes:
-        """The journal's name and the place of a reply, which its checksum covers."""
-        return self._named() + f"{exchange}/{step}/{client}/".encode()
+        """The first half of the journal's name and the place of a reply, which its checksum covers."""
+        return self._named().partition(b" ")[0] + f"{exchange}/{step}/{client}/".encode()
 
     def _line(self, **counts: int) -> None:
         self._named()  # before the first line
@@ -376,6 +382,10 @@ class Journal:
             refused.setdefault(exchange_of(place.parent), set()).add(int(place.stem))
         for exchange, refusing in sorted(refused.items()):
             asked = refusing | {client for number, client in self._crossed["down"] if number == exchange}
+            if not self.files.meter.exists():
+                raise files.Damaged(
+                    f"{self.files.meter} is missing; bring it back, or delete {self.folder.parent} and run again"
+                )
             needed, usable = min(required, len(asked)), len(asked - refusing)
             if usable < needed and (before is None or exchange % EVALUATIONS < before):
                 raise ValueError(

@@ -113,10 +113,13 @@ def removable(place: Path) -> list[Path]:
     """The runs in ``place``, for `remove`.
 
     Raises:
-        ValueError: ``place`` is not the folder of a run or of runs, or a link, or a process is writing one of them.
+        ValueError: ``place`` is not the folder of a run or of runs, or a link, or the working folder is in it, or a
+            process is writing one of them.
     """
     if place.is_symlink():
         raise ValueError(f"{place} is a link to {place.resolve()}; name that folder to remove it")
+    if Path.cwd().is_relative_to(place.resolve()):
+        raise ValueError(f"{place} is the folder that you are in, or above it; go to another folder and name it there")
     if not (runs := [run for run in runs_below(place) if is_run(run, certainly=True)]):
         raise ValueError(f"{place} has no run; give the folder of a run or of a comparison (fedstill runs)")
     if busy := next((run for run in runs if is_locked(run)), None):

@@ -20,7 +20,7 @@ from fedstill.sites.site.chain import Line as ChainLine
 from fedstill.sites.site.checkpoint import OUTCOMES, Checkpoint, Standing
 from fedstill.sites.site.policy import SitePolicy
 from fedstill.sites.site.site_journal import SiteJournal
-from fedstill.sites.site.state_format import check_newest
+from fedstill.sites.site.state_format import check_aside, check_newest
 
 IMPORTED = "imported"
 """Step of the charges for the history of another program."""
@@ -114,6 +114,7 @@ def verify(state: Path) -> Verdict:
     try:
         lines = SiteJournal(state).read()
         check_newest(state)
+        check_aside(state)
     except files.NewerFormat:  # which may know more kinds of lines and charges
         raise
     except files.Damaged as error:

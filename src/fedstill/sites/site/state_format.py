@@ -85,7 +85,24 @@ def lacks(state: Path, given: str) -> bool | None:
         if key.exists() and hmac.compare_digest(given, receipt_of(key, number, mac)):
             found = Chain(folder, name, _REMEDY).mac_of(number)
             return found is None or found.hex() != mac
+    check_aside(state)
     return None
+
+
+def check_aside(state: Path) -> None:
+    """Raise `Damaged` unless the files that the journal was begun from are where it put them, as they were.
+
+    A server's receipts of that time are checked by them.
+    """
+    if not (state / LINES).exists() or not (lines := Chain(state, NAME, _REMEDY).read()):
+        return
+    for name, digest in json.loads(lines[0].text).get("files", {}).items():
+        there = next((place for place in (state / ASIDE / name, state / name) if place.is_file()), None)
+        if there is None or files.digest(there) != digest:
+            raise files.Damaged(
+                f"{state / ASIDE / name}, from which the journal was begun, is missing or was changed, so that a "
+                "server's receipts of before can't be checked; bring it back from a copy"
+            )
 
 
 def receipt_of(key: Path, number: int, mac: str) -> str:
