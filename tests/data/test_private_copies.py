@@ -53,6 +53,13 @@ def test_what_is_made_of_own_records_is_their_owners_alone(patients: Path, tmp_p
     readable = others_can_read(tmp_path / "runs")
     assert {place.name for place in readable} <= {"runs.csv", "table.csv", "table.json", ".lock"}, readable
     assert not [place for place in others_can_read(tmp_path / "cache") if place.suffix != ".lock"]
+    sums = "--public noise=50 --each.extractor.pretrain none --each.space.dims 4".split()
+    main(["compare", "afl", "fedcgs", "--data", str(patients), *task, *sums, "--out", "runs/shared"])
+    main(["run", "--without", "1", "runs/shared/afl/seed-0", "--out", "runs/without", "--quiet"])
+    main(["run", "--replies", "runs/shared/afl/seed-0", "gh-ofl", "--out", "runs/replies", "--quiet"])
+    assert (tmp_path / "runs/shared/fedcgs/seed-0/config.json").read_text().count('"answers"') == 1
+    readable = others_can_read(tmp_path / "runs")  # of runs on others' replies too
+    assert {place.name for place in readable} <= {"runs.csv", "table.csv", "table.json", ".lock"}, readable
     main(["run", "fedavg", "--data", "digits", "--limit", "50", *task, "--out", "runs/digits"])
     assert others_can_read(tmp_path / "runs" / "digits")  # public records
 

@@ -200,7 +200,7 @@ def test_the_card_has_measures_with_intervals_the_schema_and_the_threshold(hande
         value, low, high = (100 * one for one in (values[name], *ends[name]))
         assert f"| {word} | {value:.2f} % (95 % interval {low:.2f} to {high:.2f}) |\n" in card
     value, low, high = values["brier"], *ends["brier"]
-    assert f"| Brier score | {value:.4f} (95 % interval {low:.4f} to {high:.4f}) |\n" in card
+    assert f"| Brier score (summed over classes) | {value:.4f} (95 % interval {low:.4f} to {high:.4f}) |\n" in card
     assert "| test records; intervals by resampling whole persons (patient) | 80 |\n" in card
     of_no = handed["run"].measures["no"]
     assert of_no["specificity"] == handed["run"].measures["yes"]["sensitivity"] and of_no["auc"][0] == values["auc"]

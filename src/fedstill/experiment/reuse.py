@@ -271,7 +271,7 @@ def lay_out(
     others = [*journal.digests(0), folder.environment]
     others += journal.refused(0).values() if refusals else ()
     others += [*folder.clients.glob("**/*"), *journal.newest.glob("*")] if states else ()
-    with _made_at_once(out.resolve()) as part:
+    with _made_at_once(out.resolve(), private=folder.is_private) as part:
         copy = RunFolder(part)
         for place in (*replies, *filter(Path.is_file, others)):
             _link(place, part / place.relative_to(run), linked=place in replies)
@@ -289,10 +289,14 @@ def lay_out(
 
 
 @contextmanager
-def _made_at_once(out: Path) -> Iterator[Path]:
-    """A folder beside ``out`` that becomes it, or goes with an error; ``out`` does not exist, or is empty."""
+def _made_at_once(out: Path, *, private: bool) -> Iterator[Path]:
+    """A folder beside ``out`` that becomes it, or goes with an error; ``out`` does not exist, or is empty.
+
+    A ``private`` one is closed to others of the machine, as that of the replies is.
+    """
     part = out.with_name(f".{out.name}.{os.getpid()}{files.PART}")
     shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(mode=0o700 if private else 0o777, parents=True)
     try:
         yield part
         if out.exists():

@@ -116,7 +116,8 @@ class FedCOF(OnFeatures, Method):
             noise = release_noise(self.epsilon, fed.delta)
             sent = Sent(torch.arange(fed.num_classes).repeat(len(sums) // fed.num_classes), sums, noise)
         head, factor = self.head(sent, fed.num_classes)
-        return head_model(fed, features, factor * head, self)
+        head[head[:, -1] != ABSENT / self.bias] *= factor
+        return head_model(fed, features, head, self)
 
     def _check_size(self, dims: int, fed: Federation) -> None:
         """Compare an upload with the limit of a message, before a client works or releases anything."""
@@ -142,7 +143,7 @@ class FedCOF(OnFeatures, Method):
     def head(self, sent: Sent, num_classes: int) -> tuple[Float64[Tensor, "classes p"], float]:
         """``w_c = G^-1 N_c mu_c`` over its length, with ``G = sum_c (N_c - 1)(Sigma_c + gamma I) + N mu mu^T``.
 
-        And the `temperature` of the scores of the classes that are present.
+        And the `temperature` of the scores of the classes that are present; 1 under noise.
         """
         sums = sent.sums.new_zeros(num_classes, sent.sums.shape[1]).index_add_(0, sent.labels, sent.sums)  # N_c mu_c
         counts = sums[:, -1] / self.bias  # N_c
@@ -158,7 +159,9 @@ class FedCOF(OnFeatures, Method):
             gram += weight * (self.covariance(sent, label) + gamma)
         head = normalize(solve(gram, sums.T, 0.0).T)
         own = head[present]
-        factor = temperature(sums[present] @ own.T, own @ gram @ own.T, counts[present], len(gram))
+        factor = 1.0
+        if not sent.noise:
+            factor = temperature(sums[present] @ own.T, own @ gram @ own.T, counts[present], len(gram))
         head[~present] = 0
         head[~present, -1] = ABSENT / self.bias
         return head, factor

@@ -326,7 +326,7 @@ def _scores(record: RunRecord, facts: Mapping[str, Any]) -> Iterator[str]:
         "balanced accuracy": "balanced accuracy, mean recall of the classes",
         "auc": "AUC, the area under the receiver's curve",
         "log loss": "log loss, nats",
-        "brier": "Brier score",
+        "brier": "Brier score (summed over classes)",
     }
     measured = (record.measures or {}).get(decision["positive"]) if decision else None
     found: Mapping[str, Sequence[float | None]] = measured or measures.of_counts(counts, positive)

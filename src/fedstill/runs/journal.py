@@ -297,6 +297,8 @@ class Journal:
         self.flush()
         place = self.files.reply(exchange, step, client)
         remedy = f"delete it and run again to ask client {client} anew"
+        if not self.files.name.exists():
+            remedy = f"bring {self.files.name} back, if there was one, or {remedy}"
         return files.read_checked(place, remedy, self._label(exchange, step, client))
 
     def check_request(self, exchange: int, step: str, request: bytes) -> None:

@@ -12,8 +12,12 @@ covariance
 Those of new records are less apart: of h = d / N, the share of a record in its own score, ``(m_c - h e_c) / (1 - h)``
 and ``V / (1 - h)^2`` have none (the mean of what leaving out each record by itself gives). Taken for Student's
 distribution with five degrees of freedom, as real scores have long tails, they have the least expected log loss of
-``softmax(t z)`` at t, in which it is convex. Under noise, and with a ridge, the sum of ``z z^T`` is that of the matrix
-which was solved, so that V is rather too wide and t too small.
+``softmax(t z)`` at t, in which it is convex. A t below 1 counts as 1, and each class counts one record more, with the
+mean scores of the others (as in Laplace's rule), so that few records never make sure.
+
+Noise has a share in its own scores too. t is the smaller of two estimates. In one the share stays in the means, and the
+damping of the solution in V, so that both are too large: few classes make up for the one with the other. The second has
+neither, and is without bias, but where nearly all is noise it may be anything.
 """
 
 import math
@@ -22,10 +26,10 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from fedstill.methods.parts.feature_sums import Total
+from fedstill.methods.parts.feature_sums import Total, cleaned
 
 _LARGEST = 100.0
-"""The largest temperature, of classes that sums show as apart, and the inverse of the smallest."""
+"""The largest temperature of ten classes or fewer; of more classes, in proportion."""
 _TAIL = 5
 """Degrees of freedom of Student's distribution."""
 _SHARE = 0.9
@@ -38,14 +42,45 @@ def tempered(head: Float64[Tensor, "classes p"], total: Total, ridge: float) -> 
     """The solution ``W^T`` of ``(G + ridge I) W = H^T`` times its temperature; that of a single output as it is."""
     if len(head) == 1:
         return head
-    sums = total.first @ head.T  # H W, and W^T (G + ridge I) W too
-    return head * temperature(sums, sums, total.first[:, -1] / total.bias, freedom(total.matrix(), ridge))
+    counts, deviation = total.first[:, -1] / total.bias, total.first_std / total.bias
+    if not total.std:
+        return head * exact(head, total.matrix(), total.first, counts, ridge)
+    return head * noisy(
+        head, total.matrix(), total.first, counts.clamp_min(deviation), ridge, total.noise, total.first_std
+    )
 
 
-def freedom(matrix: Float64[Tensor, "p p"], ridge: float) -> float:
-    """Degrees of freedom of a solution, the trace of ``(G + ridge I)^-1 G``, without negative eigenvalues of G."""
+def exact(
+    head: Float64[Tensor, "classes p"],
+    matrix: Float64[Tensor, "p p"],
+    first: Float64[Tensor, "classes p"],
+    counts: Float64[Tensor, " classes"],
+    ridge: float,
+) -> float:
+    """The temperature of ``W^T``, which solves ``(G + ridge I) W = H^T`` for sums G and H without noise."""
     values = torch.linalg.eigvalsh(matrix).clamp_min(0)
-    return float((values / (values + ridge)).sum())
+    return temperature(first @ head.T, head @ matrix @ head.T, counts, float((values / (values + ridge)).sum()))
+
+
+def noisy(
+    head: Float64[Tensor, "classes p"],
+    matrix: Float64[Tensor, "p p"],
+    first: Float64[Tensor, "classes p"],
+    counts: Float64[Tensor, " classes"],
+    ridge: float,
+    noise: float,
+    std: float,
+) -> float:
+    """As `exact`, with noise of the spectral norm ``noise`` in G, and of the standard deviation ``std`` in H.
+
+    A count below its own standard deviation should come as that.
+    """
+    values, vectors = torch.linalg.eigh(matrix)
+    damped, signal, rows = values.clamp_min(0) + ridge, cleaned(values, noise).clamp_min(0), head @ vectors
+    sums, degrees = first @ head.T, float((signal / damped).sum())
+    own = std**2 * float((1 / damped).sum()) * torch.eye(len(head)).to(sums)
+    plain = temperature(sums, (rows * damped) @ rows.T, counts, degrees)
+    return min(plain, temperature(sums - own, (rows * signal) @ rows.T, counts, degrees))
 
 
 def temperature(
@@ -59,7 +94,7 @@ def temperature(
     Args:
         sums: the sum of scores over each class's records, a row for a class.
         products: the sum of ``z z^T`` over all records.
-        counts: numbers of records; classes with less than one, as under noise, count as absent.
+        counts: numbers of records; classes with less than one count as absent.
         degrees: degrees of freedom of each class's scores.
     """
     there = (counts >= 1).nonzero().flatten().cpu()
@@ -71,16 +106,23 @@ def temperature(
     means = sums[there] / counts[there, None]
     spread = (products / number - (means.T * shares) @ means) / (1 - own) ** 2
     means[torch.arange(len(there)), there] -= own
-    scores = means[:, None] / (1 - own) + _drawn(spread, len(there))
-    labels = there[:, None, None].expand(-1, scores.shape[1], 1)
+    means /= 1 - own
+    others = (shares @ means - shares[:, None] * means) / (1 - shares[:, None]).clamp_min(1e-12)
+    one = (1 / (counts[there] + 1))[:, None]
+
+    def slopes(scores: Float64[Tensor, "present n classes"], t: float) -> Float64[Tensor, "present n"]:
+        own = scores.gather(2, there[:, None, None].expand(-1, scores.shape[1], 1))[:, :, 0]
+        return ((t * scores).softmax(2) * scores).sum(2) - own
+
+    scores = means[:, None] + _drawn(spread, len(there))
 
     def slope(t: float) -> float:
         """The derivative of the expected log loss."""
-        expected = ((t * scores).softmax(2) * scores).sum(2)
-        return float((expected - scores.gather(2, labels)[:, :, 0]).mean(1) @ shares)
+        expected = (1 - one) * slopes(scores, t).mean(1, keepdim=True) + one * slopes(others[:, None], t)
+        return float(shares @ expected[:, 0])
 
-    low, high = 1 / _LARGEST, _LARGEST
-    for _ in range(30):  # a bisection of log t
+    low, high = 1.0, _LARGEST * max(1.0, len(counts) / 10)
+    for _ in range(25):  # a bisection of log t
         middle = math.sqrt(low * high)
         low, high = (middle, high) if slope(middle) < 0 else (low, middle)
     return low

@@ -101,7 +101,8 @@ def check_aside(state: Path) -> None:
         if there is None or files.digest(there) != digest:
             raise files.Damaged(
                 f"{state / ASIDE / name}, from which the journal was begun, is missing or was changed, so that a "
-                "server's receipts of before can't be checked; bring it back from a copy"
+                "server's receipts of before can't be checked; bring it back from a copy, or make the site anew "
+                "(fedstill site init) with the budget that is left"
             )
 
 
