@@ -15,7 +15,8 @@ from fedstill.experiment import checks
 from fedstill.experiment.overlap import twins
 from fedstill.experiment.task import share_out
 from fedstill.privacy import guarantee
-from fedstill.report import guarantees
+from fedstill.report import guarantees, spending
+from fedstill.report.record import read_run
 from fedstill.sites.site.policy import SitePolicy
 
 
@@ -348,7 +349,11 @@ def test_a_record_that_moves_others_ends_a_guarantee_with_real_noise(
     assert not drawn["holds"] and drawn["epsilon"] is None
     assert "the --partition iid drew from all records which client has which" in drawn["reason"]
     assert "(--partition by:COLUMN)" in caplog.text
-    assert found("simulated", partition="iid", noise="simulated")["holds"]
+    simulated = found("simulated", partition="iid", noise="simulated")
+    assert simulated["holds"] and "with real noise this task has no guarantee" in simulated["reason"]
+    told = spending.remarks([read_run(tmp_path / "simulated")])
+    assert any("With it a task here has no guarantee" in sentence for sentence in told)
+    assert not any("With it" in sentence for sentence in spending.remarks([read_run(tmp_path / "alone")]))
 
 
 def test_labels_move_no_record_where_their_number_alone_counts() -> None:

@@ -178,7 +178,8 @@ def beside(
             f"file show it; {remedy(measured)}",
             simulated=found.simulated,
         )
-    if not found.simulated and is_spent(found) and (drawn := moving(drawn, found.unit)):
+    drawn = moving(drawn, found.unit) if is_spent(found) else []
+    if drawn and not found.simulated:
         return no_guarantee(
             f"the {' and the '.join(drawn)} drew from all records which client has which, so one record more or less "
             f"moves others from client to client; {APART}",
@@ -194,6 +195,8 @@ def beside(
         return replace(none, exposed=known)
     outside = [f"it is for the clients' records; nothing protects the {held} records that --public held={held} took"]
     outside = outside * bool(held)
+    if drawn:
+        outside.append(f"{OF_REAL_NOISE}, as the {' and the '.join(drawn)} drew from all records")
     if known:
         those = "which are among the public or the test records too"
         outside.append(f"nothing protects {known} of the clients' {of} records, {those}")
@@ -261,6 +264,8 @@ def derive(
     )
 
 
+OF_REAL_NOISE = "with real noise this task has no guarantee"
+"""Beginning of the words on a simulation that stands for other clients than its own task has."""
 _SIMULATED = ". Its noise came from the run's seed, so this run is a simulation (--noise entropy for real noise)"
 
 

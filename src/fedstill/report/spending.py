@@ -84,6 +84,8 @@ def _real(records: Sequence[RunRecord]) -> list[RunRecord]:
 def _remarks(records: Sequence[RunRecord]) -> Iterator[str]:
     if any(guarantees.is_simulated(record.guarantee) for record in records):
         yield "The privacy noise is simulated, drawn from the seed; real noise needs --noise entropy."
+        if any(guarantee.OF_REAL_NOISE in record.guarantee.reason for record in records):
+            yield "With it a task here has no guarantee, as it is drawn from all records (fedstill privacy RUN: why)."
     yield from _together(_real(records))
     yield from dict.fromkeys(words for record in records for words in _beside(record))
     broken = {}
