@@ -150,8 +150,8 @@ def attack(job: Job, place: Path) -> dict[str, Any]:
 
 def thin(folder: Path) -> None:
     """Delete the replies and pictures of a run that will not be attacked any more: gigabytes in all."""
-    for name in ("journal", "images"):
-        shutil.rmtree(folder / name, ignore_errors=True)
+    for place in (*folder.glob("journal/*-*"), folder / "images"):
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def row_of(job: Job, place: Path) -> dict[str, Any]:
