@@ -139,7 +139,7 @@ def test_noise_makes_no_probabilities_worse(shares: list[float], epsilon: float 
         found, plain = float(cross_entropy(warm, of_new)), float(cross_entropy(scores, of_new))
         assert found < 1.01 * plain and torch.equal(warm.argmax(1), scores.argmax(1))
         if epsilon is None:
-            assert found < 1.1 * best(scores, of_new)[1]
+            assert found < 1.1 * best(scores, of_new)[1] + 0.005
 
 
 def test_two_hundred_classes_need_a_large_one() -> None:
