@@ -31,7 +31,7 @@ from fedstill.distill.public_map import PublicFeatures
 from fedstill.methods.parts.feature_sums import Total, add_up, solve
 from fedstill.methods.parts.moments import Embedding, MomentSums, Sums, release_moments, row_model, sizes
 from fedstill.methods.parts.on_features import public_features
-from fedstill.methods.parts.temperatures import exact, noisy
+from fedstill.methods.parts.temperatures import counts_of, of_solution
 from fedstill.models.residual import Activation, Residual, random_layer
 from fedstill.privacy import rowwise
 from fedstill.privacy.logistic import extend
@@ -145,17 +145,10 @@ class DeepAFL(MomentSums, Method):
             down, up = known["down"].clone(), known["up"].clone()
             down[t], up[t] = a.T, u
             found |= {"down": down, "up": up}
-        elif len(w.T) > 1:  # of the last head, whose residuals nothing explains
-            found["head"] = w.T * self.temperature(w.T, g, h.T, total, ridge, scale)
+        else:  # the last head, whose residuals nothing explains
+            std = total.first_std / scale
+            found["head"] = w.T * of_solution(w.T, g, h.T, counts_of(total), ridge, spread, std)
         return found
-
-    def temperature(self, head: Tensor, g: Tensor, h: Tensor, total: Total, ridge: float, scale: float) -> float:
-        """The temperature of the last head, whose sums are without the constant."""
-        counts, deviation = total.first[:, -1] / total.bias, total.first_std / total.bias
-        if not total.std:
-            return exact(head, g, h, counts, ridge)
-        noise = total.std * math.sqrt(2 * len(g)) / scale**2
-        return noisy(head, g, h, counts.clamp_min(deviation), ridge, noise, total.first_std / scale)
 
     def network(self, inputs: int, built: Built, head: Tensor | None = None) -> Residual:
         """The network so far: of rows (x_t, f_t), or x_T after the last block, or of logits with a head."""

@@ -382,12 +382,11 @@ class Journal:
         refused: dict[int, set[int]] = {}
         for place in self.files.refusals():
             refused.setdefault(exchange_of(place.parent), set()).add(int(place.stem))
+        if refused and not self.files.meter.exists():
+            remedy = f"bring it back, or delete {self.folder.parent} and run again"
+            raise files.Damaged(f"{self.files.meter} is missing; {remedy}")
         for exchange, refusing in sorted(refused.items()):
             asked = refusing | {client for number, client in self._crossed["down"] if number == exchange}
-            if not self.files.meter.exists():
-                raise files.Damaged(
-                    f"{self.files.meter} is missing; bring it back, or delete {self.folder.parent} and run again"
-                )
             needed, usable = min(required, len(asked)), len(asked - refusing)
             if usable < needed and (before is None or exchange % EVALUATIONS < before):
                 raise ValueError(

@@ -39,30 +39,17 @@ _DRAWS = 1 << 22
 
 
 def tempered(head: Float64[Tensor, "classes p"], total: Total, ridge: float) -> Float64[Tensor, "classes p"]:
-    """The solution ``W^T`` of ``(G + ridge I) W = H^T`` times its temperature; that of a single output as it is."""
-    if len(head) == 1:
-        return head
-    counts, deviation = total.first[:, -1] / total.bias, total.first_std / total.bias
-    if not total.std:
-        return head * exact(head, total.matrix(), total.first, counts, ridge)
-    return head * noisy(
-        head, total.matrix(), total.first, counts.clamp_min(deviation), ridge, total.noise, total.first_std
-    )
+    """The solution ``W^T`` of ``(G + ridge I) W = H^T`` times its temperature."""
+    counts, noises = counts_of(total), (total.noise, total.first_std)
+    return head * of_solution(head, total.matrix(), total.first, counts, ridge, *noises)
 
 
-def exact(
-    head: Float64[Tensor, "classes p"],
-    matrix: Float64[Tensor, "p p"],
-    first: Float64[Tensor, "classes p"],
-    counts: Float64[Tensor, " classes"],
-    ridge: float,
-) -> float:
-    """The temperature of ``W^T``, which solves ``(G + ridge I) W = H^T`` for sums G and H without noise."""
-    values = torch.linalg.eigvalsh(matrix).clamp_min(0)
-    return temperature(first @ head.T, head @ matrix @ head.T, counts, float((values / (values + ridge)).sum()))
+def counts_of(total: Total) -> Float64[Tensor, " classes"]:
+    """Numbers of records of each class; one below the standard deviation of its noise is that."""
+    return (total.first[:, -1] / total.bias).clamp_min(total.first_std / total.bias)
 
 
-def noisy(
+def of_solution(
     head: Float64[Tensor, "classes p"],
     matrix: Float64[Tensor, "p p"],
     first: Float64[Tensor, "classes p"],
@@ -71,13 +58,26 @@ def noisy(
     noise: float,
     std: float,
 ) -> float:
-    """As `exact`, with noise of the spectral norm ``noise`` in G, and of the standard deviation ``std`` in H.
+    """The temperature of ``W^T``, which solves ``(G + ridge I) W = H^T``; 1 for a single output.
 
-    A count below its own standard deviation should come as that.
+    Args:
+        head: ``W^T``.
+        matrix: G.
+        first: H.
+        counts: as of `counts_of`.
+        ridge: multiple of the identity.
+        noise: the expected spectral norm of the noise in G; 0 for none.
+        std: standard deviation of the noise in H.
     """
+    if len(head) == 1:
+        return 1.0
+    sums = first @ head.T
+    if not noise:
+        values = torch.linalg.eigvalsh(matrix).clamp_min(0)
+        return temperature(sums, head @ matrix @ head.T, counts, float((values / (values + ridge)).sum()))
     values, vectors = torch.linalg.eigh(matrix)
     damped, signal, rows = values.clamp_min(0) + ridge, cleaned(values, noise).clamp_min(0), head @ vectors
-    sums, degrees = first @ head.T, float((signal / damped).sum())
+    degrees = float((signal / damped).sum())
     own = std**2 * float((1 / damped).sum()) * torch.eye(len(head)).to(sums)
     plain = temperature(sums, (rows * damped) @ rows.T, counts, degrees)
     return min(plain, temperature(sums - own, (rows * signal) @ rows.T, counts, degrees))
