@@ -103,7 +103,8 @@ def list_runs(words: list[str], chosen: "Listing") -> None:
     from fedstill.runs.folder import runs_below
 
     folder, tag = Path(words[0] if words else "runs"), chosen.tag
-    entries = [entry for entry in map(listing.entry, runs_below(folder)) if tag is None or tag in entry.tags]
+    found = map(listing.entry, runs_below(folder))
+    entries = [entry for entry in found if tag is None or {tag, listing.UNKNOWN} & {*entry.tags}]
     if chosen.json_:
         runs = [_as_json(entry) for entry in entries]
         print_json({"folder": str(folder), "runs": runs, "remarks": _sums(entries)})

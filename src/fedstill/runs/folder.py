@@ -223,8 +223,12 @@ def is_run(path: Path, *, certainly: bool = False) -> bool:
     return {"experiment", "method"} <= {*keys} if certainly else "experiment" in keys
 
 
+_OWN = {"journal", "clients", "sums", "attack", HELPERS, TRIES}
+"""Folders of a run, in which other runs are parts of it."""
+
+
 def runs_below(folder: Path) -> list[Path]:
-    """The folders of all runs in ``folder`` or below it, in natural order; runs inside runs (of attacks) do not count.
+    """The folders of all runs in ``folder`` or below it, in natural order; the tries and attacks of runs do not count.
 
     Raises:
         ValueError: there is no such folder.
@@ -233,7 +237,7 @@ def runs_below(folder: Path) -> list[Path]:
     for parent, children, names in os.walk(existing(folder)):
         if RunFolder(Path(parent)).config.name in names and is_run(Path(parent)):
             runs.append(Path(parent))
-            children.clear()
+            children[:] = [name for name in children if name not in _OWN]
         children[:] = [name for name in children if not name.startswith(".")]
     return in_natural_order(runs)
 

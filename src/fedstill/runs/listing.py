@@ -15,6 +15,8 @@ from fedstill.runs.folder import RunFolder, empty, is_locked, is_run, runs_below
 from fedstill.runs.journal import JournalFiles
 
 _FILE = "tags.json"
+UNKNOWN = "?"
+"""In place of the tags whose file is damaged; no tag has this character."""
 _WORD = re.compile(r"[\w.+-]{1,40}")
 
 
@@ -69,7 +71,7 @@ class Listed(NamedTuple):
         guarantee: the guarantee; None before the end.
         state: ``running`` if a process writes the folder; ``newer`` if a newer fedstill wrote what this can't read.
         last_change: time of the end, or of the last sign of work.
-        tags: the tags that somebody gave it (`fedstill.runs.listing`).
+        tags: the tags that somebody gave it (`read_tags`), or `UNKNOWN`.
     """
 
     folder: Path
@@ -95,13 +97,21 @@ def entry(path: Path) -> Listed:
         facts = (path, config.label, name, data, seed if isinstance(seed, int) else None)
         if folder.is_finished:
             summary = folder.read_summary()
-            return Listed(*facts, summary.accuracy, summary.guarantee, "finished", folder.finished, read_tags(path))
+            return Listed(*facts, summary.accuracy, summary.guarantee, "finished", folder.finished, _tags(path))
         evaluated = [line["accuracy"] for line in folder.read_metrics() if line["accuracy"] is not None]
         state: Literal["running", "interrupted"] = "running" if is_locked(path) else "interrupted"
-        return Listed(*facts, evaluated[-1] if evaluated else None, None, state, when, read_tags(path))
+        return Listed(*facts, evaluated[-1] if evaluated else None, None, state, when, _tags(path))
     except files.Damaged as error:
         is_newer = isinstance(error, files.NewerFormat)
         return Listed(path, "?", "?", "?", None, None, None, "newer" if is_newer else "damaged", when)
+
+
+def _tags(run: Path) -> tuple[str, ...]:
+    """The run's tags, or `UNKNOWN` where their file is damaged, which says nothing about the run."""
+    try:
+        return read_tags(run)
+    except files.Damaged:
+        return (UNKNOWN,)
 
 
 def _last_change(folder: RunFolder) -> datetime:
