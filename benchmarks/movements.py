@@ -622,12 +622,13 @@ def main() -> None:
             print(f"{row['largest']:.10f}  {row['mechanism']}: {words}", flush=True)
             if args.json:
                 record.keep(args.json, table, commit=record.commit())
-    bad = [row for row in table if not row["largest"] <= 1 or _different(row["outcomes"])]
+    bad = [row for row in table if not row["largest"] <= 1 or different(row["outcomes"])]
     print(f"{len(table)} searches, {len(bad)} above 1 or with other outcomes")
     sys.exit(bool(bad))
 
 
-def _different(outcomes: str | None) -> bool:
+def different(outcomes: str | None) -> bool:
+    """Whether the two numbers of ``"2 of 4 alike (value)"`` differ."""
     return outcomes is not None and len(set(outcomes.split(" alike")[0].split(" of "))) > 1
 
 

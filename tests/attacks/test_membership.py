@@ -446,6 +446,6 @@ def test_a_bound_for_a_group_is_that_of_all_its_records(tmp_path: Path) -> None:
 def test_with_few_patients_members_are_drawn_by_record(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     task = share_out(Experiment(data="digits", clients=1, limit=120), None)
     task = task._replace(groups=("writer", np.arange(len(task.train)) % 5))
-    column, groups = attack._together(task, torch.from_numpy(task.parts[0][0]))
+    column, groups = attack.by_group(task, torch.from_numpy(task.parts[0][0]))
     assert column == "" and torch.equal(groups, torch.arange(120))
     assert "records of 5 values of 'writer'; members are drawn by record" in caplog.text

@@ -168,7 +168,7 @@ OF_PATIENT = replace(HELD, group="patient", group_size=3, group_epsilon=3.0, gro
 def test_a_guarantee_of_another_kind_does_not_stand_for_what_is_asked(
     asked: AskedGuarantee, found: Guarantee, words: str | None
 ) -> None:
-    missed = list(release_policy._misses(asked, found))
+    missed = list(release_policy.misses(asked, found))
     assert missed == [] if words is None else words in "; ".join(missed)
 
 

@@ -26,7 +26,7 @@ def test_increments_of_a_head_are_its_full_movement(kind: str, penalty: float) -
         benchmark.search_head(kind, *benchmark.spectrum(600, 12, 3.0), penalty, 32, 2),
     ):
         assert found["full minus incremental"] < 1e-6 and found["largest"] <= 1
-        assert found["outcomes"] == "4 of 4 alike (value)" and not benchmark._different(found["outcomes"])
+        assert found["outcomes"] == "4 of 4 alike (value)" and not benchmark.different(found["outcomes"])
 
 
 def test_a_head_s_sensitivity_without_its_root_of_two_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,4 +61,4 @@ def test_a_record_that_decides_whether_there_is_a_value_is_found(monkeypatch: py
 
     monkeypatch.setattr(logistic, "solve", ends_for)
     outcomes = searched()["outcomes"]
-    assert outcomes == "2 of 4 alike (value)" and benchmark._different(outcomes)
+    assert outcomes == "2 of 4 alike (value)" and benchmark.different(outcomes)

@@ -252,8 +252,8 @@ def test_a_class_derived_from_a_method_has_clients_of_its_own(tmp_path: Path, mo
     again = own_job("derived_method.py:Mine", tmp_path / "again")
     again = again.replace(method=again.method.model_copy(update={"start": "fresh"}))
     assert first_replies(run_of(reuse.repeat(own.out, again))) == first_replies(own.out)
-    assert reuse._work(own) is not None  # with a budget it may release again, of which no ledger would know
-    assert reuse._work(own_job("derived_method.py:Mine", tmp_path / "x", budget=1.0)) is None
+    assert reuse.first_work(own) is not None  # with a budget it may release again, of which no ledger would know
+    assert reuse.first_work(own_job("derived_method.py:Mine", tmp_path / "x", budget=1.0)) is None
 
 
 def run_of(job: Job) -> Path:

@@ -16,7 +16,7 @@ from fedstill.base.records import Examples
 from fedstill.base.seeds import Simulated, stream
 from fedstill.data.sources import DataSet
 from fedstill.distill.public_map import PublicMap
-from fedstill.methods.deepafl import Built, DeepAFL, _rows
+from fedstill.methods.deepafl import Built, DeepAFL, hidden_rows
 from fedstill.methods.parts.feature_sums import Total, add_up
 from fedstill.methods.parts.moments import Sums
 from fedstill.models.residual import Residual, random_layer
@@ -132,7 +132,7 @@ def test_a_number_is_one_output_of_the_same_formulas() -> None:
     rng, method = stream(0, "rows"), DeepAFL(**TINY, epsilon=None)
     x = torch.randn(200, method.width, generator=rng).double().tanh()
     t = (0.3 * x[:, 0] - 0.2 * x[:, 1] * x[:, 2]).clamp(-1, 1)
-    known = method._empty(1)
+    known = method.unsolved(1)
     known["radii"] += 50.0
     net = method.network(5, Built.after(0, known, 7))
     f = torch.nn.functional.gelu(x @ net.layers[0].T + net.biases[0])
@@ -161,11 +161,11 @@ def test_a_row_depends_on_its_record_alone_to_the_bit(width: int, expanded: int,
         radii=torch.rand(blocks + 1, generator=rng) + 1,
     )
     x = torch.randn(97, 11, generator=rng)
-    whole = rowwise.features(_rows, [net], Examples(x, x[:, 0]))
+    whole = rowwise.features(hidden_rows, [net], Examples(x, x[:, 0]))
     assert whole.shape == (97, width if last else width + expanded)
     order = torch.randperm(97, generator=rng)
     for some in (torch.arange(1, 97), torch.arange(96), order, torch.tensor([33])):
-        assert torch.equal(rowwise.features(_rows, [net], Examples(x[some], x[some, 0])), whole[some])
+        assert torch.equal(rowwise.features(hidden_rows, [net], Examples(x[some], x[some, 0])), whole[some])
     assert float(whole.norm(dim=1).max()) <= float(net.radii[-1]) * (1 + 1e-6)
 
 
@@ -198,7 +198,7 @@ def test_noise_adds_to_both_penalties_its_own_largest_eigenvalue() -> None:
     rng, method = stream(0, "rows"), DeepAFL(**TINY)
     z = torch.randn(500, method.width + method.expanded, generator=rng).double()
     labels, d, std = (z[:, 0] + z[:, 30] > 0).long(), method.width, 0.3
-    known = method._empty(2)
+    known = method.unsolved(2)
     known["radii"] += 20.0
     found = method.next_block(replace(sums_of(z, labels, 20.0, method, 2), std=std), known, 0)
     x, f, y = z[:, :d].numpy(), z[:, d:].numpy(), np.eye(2)[labels.numpy()]

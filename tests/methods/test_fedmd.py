@@ -69,10 +69,10 @@ def test_each_round_draws_other_images_and_both_sides_draw_the_same(digits: Any)
         public = noise_images(digits)()
 
     method = FedMD(images=40)
-    first, again, other = (method._chosen(Here(), draw).images for draw in (5, 5, 6))  # type: ignore[arg-type]
+    first, again, other = (method.drawn(Here(), draw).images for draw in (5, 5, 6))  # type: ignore[arg-type]
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-    assert len(FedMD(images=4000)._chosen(Here(), 5)) == 64  # type: ignore[arg-type]
+    assert len(FedMD(images=4000).drawn(Here(), 5)) == 64  # type: ignore[arg-type]
 
 
 def test_public_classes_are_learnt_and_the_networks_own_classifier_stays(digits: Any) -> None:

@@ -122,7 +122,7 @@ def test_classifiers_of_torchvision_that_are_unknown_or_absent_are_one_sentence(
 def test_mobilenet_of_torchvision_is_ours(tmp_path, monkeypatch):
     """The same weights give the same vectors of a photograph by torchvision's network, preparation and ours."""
     library("torchvision")
-    place = mobile._place(mobile.PUBLISHED["mobilenet-v2"])
+    place = mobile.installed(mobile.PUBLISHED["mobilenet-v2"])
     if place is None:
         pytest.skip(f"the weights are not installed: {mobile.PUBLISHED['mobilenet-v2'].install}")
     (tmp_path / place.name).write_bytes(place.read_bytes())

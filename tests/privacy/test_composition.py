@@ -99,7 +99,7 @@ def test_no_release_is_left_out_of_the_use_of_a_bound(kind: Event) -> None:
     """Of releases of several kinds the Gaussian filter's sum would count only the Gaussian ones."""
     whole = Gaussian(noise_multiplier=8.0)
     both, one = (accounting.used(events, whole, 2.0, 1e-5) for events in ([whole, kind], [whole]))
-    renyi = accounting.rdp_filter(2.0, 1e-5 * accounting._SHARE, whole)
+    renyi = accounting.rdp_filter(2.0, 1e-5 * accounting.RENYI_SHARE, whole)
     assert both.share == pytest.approx(renyi.share([whole, kind])) and both.share > one.share
-    assert one.share == pytest.approx(accounting.gaussian_noise(2.0, 1e-5 * (1 - accounting._SHARE)) ** 2 / 64)
-    assert one.epsilon == pytest.approx(accounting.gaussian_epsilon(8.0, 1e-5 * (1 - accounting._SHARE)))
+    assert one.share == pytest.approx(accounting.gaussian_noise(2.0, 1e-5 * (1 - accounting.RENYI_SHARE)) ** 2 / 64)
+    assert one.epsilon == pytest.approx(accounting.gaussian_epsilon(8.0, 1e-5 * (1 - accounting.RENYI_SHARE)))

@@ -149,7 +149,10 @@ def test_runs_are_tagged_and_found_by_their_tag(
             main(["runs", *words])
         assert stop.value.code == 2 and sentence in capsys.readouterr().err
     (folder / "a" / "tags.json").write_text('{"a": 1}')
-    assert (listed(capsys, "--tag", "base")[0]["state"], listed(capsys)[0]["tags"]) == ("finished", ["?"])  # as it may be
+    assert (listed(capsys, "--tag", "base")[0]["state"], listed(capsys)[0]["tags"]) == (
+        "finished",
+        ["?"],
+    )  # as it may be
     with pytest.raises(SystemExit) as stop:
         main(["runs", "untag", "base", "runs/a"])
     assert stop.value.code and "delete it, and tag the run again" in capsys.readouterr().err

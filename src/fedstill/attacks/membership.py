@@ -303,13 +303,13 @@ def _victim(job: Job, task: Task, settings: Membership) -> Victim:
     if sizes[client] < _FEWEST:
         raise ValueError(f"client {client} has {sizes[client]} records; an attack needs {_FEWEST} at least")
     indices = torch.from_numpy(task.parts[client][0])
-    column, groups = _together(task, indices)
+    column, groups = by_group(task, indices)
     member = membership_design(job.experiment.seed, client, int(groups.max()) + 1, settings.number)[:, groups]
     order = torch.randperm(len(task.test), generator=seeds.stream(job.experiment.seed, "attack", "population"))
     return Victim(client, task.train[indices], indices, member, task.test[order[:POPULATION]], column, groups)
 
 
-def _together(task: Task, indices: Tensor) -> tuple[str, Int64[Tensor, " n"]]:
+def by_group(task: Task, indices: Tensor) -> tuple[str, Int64[Tensor, " n"]]:
     """The column by whose values the victim's records are in a world or not, and the number of each record's value.
 
     A picture of a patient whose others are in is no honest non-member. With few values, each record is by itself.

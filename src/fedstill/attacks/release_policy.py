@@ -133,7 +133,7 @@ def pass_gate(run: Path, policy: Path) -> list[str]:
     missed: list[str] = []
     if asked.guarantee is not None:
         said.append(f"Asked: {_words(asked.guarantee)}. Found: {guarantees.words(record.guarantee)}.")
-        missed += _misses(asked.guarantee, record.guarantee)
+        missed += misses(asked.guarantee, record.guarantee)
     if asked.attack is not None:
         wanted = asked.attack
         found, wrong = _attacks(run, wanted)
@@ -160,7 +160,7 @@ def _words(asked: AskedGuarantee) -> str:
     return f"epsilon at most {asked.epsilon:g}, delta at most {asked.delta:g}, per {unit}{alone}{also}"
 
 
-def _misses(asked: AskedGuarantee, found: Guarantee) -> Iterator[str]:
+def misses(asked: AskedGuarantee, found: Guarantee) -> Iterator[str]:
     """Whatever the guarantee lacks."""
     if not guarantees.is_finite(found):
         yield f"the run has no guarantee ({found.reason})"

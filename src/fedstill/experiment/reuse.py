@@ -358,7 +358,7 @@ def repeat(run: Path, job: Job) -> Job:
     check_open(run, before)
     if other := _other_task(job, before, content):
         raise ValueError(f"{run} has {other}; its replies are of that task")
-    if (wanted := _work(job)) is None or wanted != _work(before):
+    if (wanted := first_work(job)) is None or wanted != first_work(before):
         same = _same_work(before.method)
         raise ValueError(
             f"the clients of {job.name} with these settings do other work than those of {run} did ({before.name}); "
@@ -394,7 +394,7 @@ def prepare(job: Job, earlier: Iterable[Path]) -> None:
         job: the new run; nothing happens if it has been started before.
         earlier: folders of finished runs, the likeliest last.
     """
-    wanted = _work(job)
+    wanted = first_work(job)
     if wanted is None or (job.out.exists() and any(job.out.iterdir())):
         return
     for run in reversed(list(earlier)):
@@ -403,7 +403,7 @@ def prepare(job: Job, earlier: Iterable[Path]) -> None:
         except ValueError:  # damaged, or not finished
             continue
         having = JournalFiles(RunFolder(run).journal).replies(0)
-        if _work(other) != wanted or _other_task(job, other, content) or not having:
+        if first_work(other) != wanted or _other_task(job, other, content) or not having:
             continue
         if content.version == fedstill.__version__ and not RunFolder(run).asked_sites:
             facts = {"version": content.version, **content.origin, "run": secrets.token_hex(16)}
@@ -433,7 +433,7 @@ def _alike(one: FieldInfo, other: FieldInfo) -> bool:
     return one.annotation == other.annotation
 
 
-def _work(job: Job) -> tuple[Any, ...] | None:
+def first_work(job: Job) -> tuple[Any, ...] | None:
     """Settings that the replies to the first request of ``job`` depend on; None if they can't be reused.
 
     A subclass of the user's own may override the steps. Under a budget its clients would release again, and a new run's

@@ -106,7 +106,7 @@ class DeepAFL(MomentSums, Method):
     def server(self, fed: Federation) -> nn.Module:
         features, seed = public_features(fed, self, "deepafl"), draw_seed(fed.rng("random layers"))
         inputs, last = self._public_inputs(fed, features), self.blocks
-        known = self._empty(fed.num_classes)  # D_t, U_t, radii and the last head W_t
+        known = self.unsolved(fed.num_classes)  # D_t, U_t, radii and the last head W_t
         model = nn.Sequential(row_model(fed, features, self), nn.Identity())
         for round in fed.rounds(self.rounds, known):
             t = round.number - 1
@@ -168,7 +168,7 @@ class DeepAFL(MomentSums, Method):
         gain = self.gain * math.sqrt(tensors["first"].shape[1] / (1 - self.bias**2))
         return Residual(**tensors, gain=gain, activation=self.activation)
 
-    def _empty(self, num_classes: int) -> Solved:
+    def unsolved(self, num_classes: int) -> Solved:
         """Tensors for all that is to be solved, in the type in which it crosses."""
         rank, dtype = min(num_classes, self.width), torch.float64 if self.precision == "double" else torch.float32
         return {
@@ -204,7 +204,7 @@ class DeepAFL(MomentSums, Method):
 
         def rows(mapped: Float[Tensor, "n dims"]) -> Float[Tensor, "n q"]:
             inputs = self._inputs(mapped, features).to(client.device, network.first.dtype)
-            return rowwise.features(_rows, [network], Examples(inputs, inputs[:, 0]))
+            return rowwise.features(hidden_rows, [network], Examples(inputs, inputs[:, 0]))
 
         return release_moments(client, features, self, embedding=Embedding(dims, float(built.radii[-1]), rows))
 
@@ -223,7 +223,8 @@ class DeepAFL(MomentSums, Method):
         return nn.Sequential(super().rebuild(network, parts["0"]), self._residual(parts["1"]))
 
 
-def _rows(nets: Sequence[nn.Module], x: Tensor) -> Tensor:
+def hidden_rows(nets: Sequence[nn.Module], x: Tensor) -> Tensor:
+    """The rows of one network, ``(n, q)``, each with the bits that it has in any other batch."""
     with rowwise.WideLinear():
         rows: Tensor = nets[0](x)
     return rows

@@ -105,13 +105,13 @@ class FedMD(Method):
     def communicate(self, client: Client, draw: Draw) -> Scores:
         """Compute the class scores f_k(x_i^0) of the round's public images."""
         model = self._current(client)
-        return Scores(logits=torch.cat(outputs(model, self._chosen(client, draw))))
+        return Scores(logits=torch.cat(outputs(model, self.drawn(client, draw))))
 
     @step
     def learn(self, client: Client, draw: Draw, consensus: Float32[Tensor, "images classes"]) -> TrainedModel:
         """Digest: train f_k towards the consensus. Revisit: train f_k on D_k."""
         model = self._current(client)
-        targets = Examples(self._chosen(client, draw), consensus.to(client.device))
+        targets = Examples(self.drawn(client, draw), consensus.to(client.device))
         self.digest.fit(model, targets, client.rng("digest"), loss=score_distance)
         self.revisit.fit(model, client.train, client.rng("revisit"))
         return self._stored(client, model)
@@ -139,7 +139,8 @@ class FedMD(Method):
         client.state |= own_part(self, model)
         return TrainedModel(num_records=len(client.train))
 
-    def _chosen(self, client: Client, draw: int) -> Records:
+    def drawn(self, client: Client, draw: int) -> Records:
+        """The public images of a round: the same for all who know its number ``draw``."""
         public = public_images(client.public, "fedmd")
         order = torch.randperm(len(public), generator=stream(draw, "public images"))
         return public[order[: self.images].to(public.labels.device)]

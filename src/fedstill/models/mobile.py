@@ -222,7 +222,7 @@ def load(name: str) -> Mobile:
         ValueError: the package is not installed, or its file is another one.
     """
     published = PUBLISHED[name]
-    file = _place(published)
+    file = installed(published)
     if file is None:
         raise ValueError(
             f"the backbone {name!r} needs the weights of the package {published.package.partition('=')[0]}, which is "
@@ -245,7 +245,7 @@ def load(name: str) -> Mobile:
     return net
 
 
-def _place(published: Published) -> Path | None:
+def installed(published: Published) -> Path | None:
     """The file of the weights; None if there is none."""
     package, _, inside = published.file.partition("/")
     root, spec = os.environ.get("FEDSTILL_BACKBONES"), find_spec(package)  # which imports nothing

@@ -358,7 +358,7 @@ def renyi(event: Event, order: int) -> float:
     return event.count * max(0.0, float(logsumexp(terms))) / (order - 1)  # rounding must not make a filter's sum fall
 
 
-_SHARE = 1e-5
+RENYI_SHARE = 1e-5
 """The Renyi filter's share of delta where the Gaussian one has the rest, as little as methods' noise has to spare."""
 
 
@@ -382,9 +382,9 @@ def admits(events: Events, first: Event, epsilon: float, delta: float) -> bool:
         return rdp_filter(epsilon, delta, first).allows(events)
     whole = _whole(counted)
     if len(whole) == len(counted):
-        if gaussian_delta(sum(whole) ** -0.5, epsilon) <= delta * (1 - _SHARE):
+        if gaussian_delta(sum(whole) ** -0.5, epsilon) <= delta * (1 - RENYI_SHARE):
             return True
-    return rdp_filter(epsilon, delta * _SHARE, first).allows(events)
+    return rdp_filter(epsilon, delta * RENYI_SHARE, first).allows(events)
 
 
 class Use(NamedTuple):
@@ -417,10 +417,10 @@ def used(events: Events, first: Event, epsilon: float, delta: float) -> Use:
         ways.append(Use(sum(pure), sum(pure) / epsilon))
     is_whole, whole = _is_whole(first), _whole(counted)
     if is_whole and len(whole) == len(counted):
-        precision, own = sum(whole), delta * (1 - _SHARE)
+        precision, own = sum(whole), delta * (1 - RENYI_SHARE)
         share = precision * gaussian_noise(epsilon, own) ** 2
         ways.append(Use(gaussian_epsilon(precision**-0.5, own), share))
-    renyi = rdp_filter(epsilon, delta * _SHARE if is_whole else delta, first)
+    renyi = rdp_filter(epsilon, delta * RENYI_SHARE if is_whole else delta, first)
     ways.append(Use(renyi.epsilon(events), renyi.share(events)))
     return min(ways, key=lambda use: use.share)
 
