@@ -51,7 +51,13 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "the same, `--tune --measure auc`": ("afl", {**AFL, "tune": True, "measure": "auc"}),
 }
 POOLED = {"all records in one place (logistic regression)": None, "the same, balanced": "balanced"}
-SHOWN = {"auc": "AUC", "balanced_accuracy": "balanced accuracy", "accuracy": "accuracy", "sensitivity": "sensitivity"}
+SHOWN = {
+    "auc": "AUC",
+    "balanced_accuracy": "balanced accuracy",
+    "accuracy": "accuracy",
+    "sensitivity": "sensitivity",
+    "brier": "Brier score",
+}
 
 
 def table() -> pd.DataFrame:

@@ -11,9 +11,10 @@ import pytest
 import fedstill
 from fedstill.cli import main
 from fedstill.data import sources
+from fedstill.data.csv_files import read_csv
 from fedstill.data.places import Reading, find
 from fedstill.data.readers import read_table
-from fedstill.data.table_schema import TableSchema, draft, read_csv
+from fedstill.data.table_schema import TableSchema, draft
 
 SCHEMA = """
 target = "died"
@@ -108,6 +109,23 @@ def test_types_of_parquet_and_texts_of_csv_give_the_same_numbers() -> None:
     pd.testing.assert_frame_equal(encoded(typed)[0], encoded(frame())[0])
     commas = frame(age=["40,0", "", "110,0", "55"], bmi=["25,5", "70,0", "10,0", "30,0"])
     pd.testing.assert_frame_equal(encoded(commas)[0], encoded(frame())[0])
+
+
+def test_commas_that_may_separate_thousands_are_refused_where_the_range_allows_both(tmp_path: Path) -> None:
+    """1,088 is 1088 where commas separate thousands, and 1.088 where they are decimal."""
+    by, bmi = schema(SCHEMA.replace("[0, 110]", "[0, 2000]")), ["25", "70", "10", "30"]
+    with pytest.raises(ValueError, match=r"has '1,088', which may be 1088 or 1\.088; write it as one of these"):
+        encoded(frame(age=["830", "1,088", "", "1,295"]), by)
+    for clear in (["830", "1,088", "", "1,5"], ["830", "0,125", "", "1,088"]):
+        encoded(frame(age=clear, bmi=bmi), by)
+    encoded(frame(age=["3", "1,088", "", "2,250"], bmi=bmi))  # no age is 1088
+    with pytest.raises(ValueError, match="commas in column 'age' and with points in column 'bmi'"):
+        encoded(frame(age=["3", "1,5", "", "2"], bmi=["25.5", "70", "10", "30"]))
+    rows = "".join(f'"1,{number}",{number % 7},{"yes" if number % 2 else "no"}\n' for number in range(100, 200))
+    example = read_csv(csv(tmp_path / "t.csv", f"income,visits,label\n{rows}"), as_text=True)
+    assert "# left out: 'income' (it has '1,100', which may be 1100 or 1.100" in draft(example, None, "t.csv")
+    with pytest.raises(ValueError, match="the target 'income' has '1,100', which may be"):
+        draft(example, "income", "t.csv")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from fedstill.base.errors import first_line
 from fedstill.base.lookup import nfc
 from fedstill.data import image_folder, vectors, walk
+from fedstill.data.csv_files import read_csv
 from fedstill.data.decode import (
     Split,
     class_names_of,
@@ -27,7 +28,7 @@ from fedstill.data.decode import (
 )
 from fedstill.data.names import Known
 from fedstill.data.pictures import Fit
-from fedstill.data.table_schema import TableSchema, read_csv
+from fedstill.data.table_schema import TableSchema
 
 if TYPE_CHECKING:
     import datasets

@@ -1,4 +1,4 @@
-"""Tables as people have them: CSV files, and a public schema by which a site turns its rows into vectors.
+"""A public schema by which a site turns the rows of its table into vectors.
 
 A schema is a TOML file that everybody has before anybody reads a record: what each column is, its range or its
 categories, what stands for a gap, the target, and the columns of the site and of the person. One-hot columns and scales
@@ -19,12 +19,9 @@ follow from it, the same at every site, so that nothing of them is measured from
     outside = "other"
 """
 
-import csv
 import hashlib
-import io
 import re
-from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import date
 from pathlib import Path
@@ -45,8 +42,7 @@ if TYPE_CHECKING:
 _GAPS = {"", "na", "n/a", "nan", "null", "none", "?", ".", "-", "<na>", "nat"}
 """Texts that stand for a gap, in small letters."""
 _TRUE, _FALSE = {"true", "t", "yes", "y", "1", "1.0"}, {"false", "f", "no", "n", "0", "0.0"}
-_SNIFFED = 64 * 1024
-"""Characters of a CSV file by which its separator is found."""
+_ANY = (-np.inf, np.inf)
 _MOST_CLASSES = 20
 """Most numbers of a target that is drafted as classes."""
 _MOST_VALUES = 50
@@ -255,6 +251,7 @@ class TableSchema(Settings):
         for name, column in self.columns.items():
             parts = _encoded(frame[name], column, f"column {name!r} of {where}", remarks)
             found |= dict(zip(self._names(name), parts, strict=True))
+        _refuse_two_signs(frame, (name for name, column in self.columns.items() if column.kind == "number"), where)
         return found
 
     def encode(self, table: "pa.Table", where: str) -> tuple["pa.Table", tuple[str, ...]]:
@@ -353,7 +350,7 @@ def _target(values: "pd.Series[Any]", classes: Sequence[str], where: str) -> lis
 
 def _target_numbers(values: "pd.Series[Any]", target: Column, where: str, remarks: list[str]) -> NDArray[np.float64]:
     """The numbers to predict, scaled to [-1, 1] by their range."""
-    numbers = _numbers(values, where)
+    numbers = _numbers(values, where, target.bounds)
     gaps = np.isnan(numbers)
     if gaps.any():
         raise ValueError(f"{where} has {int(gaps.sum())} gaps; drop the records without a target")
@@ -363,7 +360,7 @@ def _target_numbers(values: "pd.Series[Any]", target: Column, where: str, remark
 def _encoded(values: "pd.Series[Any]", column: Column, where: str, remarks: list[str]) -> Iterator[NDArray[np.float32]]:
     """The numbers of a column, and whether each is a gap, if a value stands for gaps."""
     if column.kind in ("number", "date"):
-        numbers = _numbers(values, where) if column.kind == "number" else _days(values, where)
+        numbers = _numbers(values, where, column.bounds) if column.kind == "number" else _days(values, where)
         gaps = np.isnan(numbers)
         yield _scaled(numbers, gaps, column, where, remarks)
     elif column.kind == "boolean":
@@ -425,8 +422,11 @@ def _in_range(numbers: NDArray[np.float64], column: Column, where: str, remarks:
     return scaled
 
 
-def _numbers(values: "pd.Series[Any]", where: str) -> NDArray[np.float64]:
-    """Numbers, also of texts with a decimal point or a decimal comma; gaps are NaN."""
+def _numbers(values: "pd.Series[Any]", where: str, bounds: tuple[float, float] = _ANY) -> NDArray[np.float64]:
+    """Numbers, also of texts with a decimal point or a decimal comma; gaps are NaN.
+
+    Texts whose commas may all separate thousands, as ``1,088``, are refused if ``bounds`` allow such thousands.
+    """
     import pandas as pd
 
     if pd.api.types.is_numeric_dtype(values):
@@ -443,12 +443,43 @@ def _numbers(values: "pd.Series[Any]", where: str) -> NDArray[np.float64]:
             raise ValueError(
                 f"{where} has commas and points, as in {both!r}; write numbers with one decimal sign alone"
             )
+        _refuse_thousands(texts, where, bounds)
         texts = texts.str.replace(",", ".", regex=False)
     found = pd.to_numeric(texts, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     wrong = ~np.isfinite(found) & ~texts.isna().to_numpy()
     if wrong.any():
         raise ValueError(f"{where} has {values[wrong].iloc[0]!r}, which is no number; correct it, or set another kind")
     return found
+
+
+class _Unclear(ValueError):
+    """A number that may be one of two."""
+
+
+def _refuse_thousands(texts: "pd.Series[Any]", where: str, bounds: tuple[float, float]) -> None:
+    marked = texts[texts.str.contains(",", regex=False, na=False)]
+    if not marked.str.fullmatch(r"[+-]?[1-9]\d{0,2},\d{3}").all():  # 1,5 or 0,125 has a decimal comma
+        return
+    thousands = marked.str.replace(",", "", regex=False).astype(float)
+    if not (meant := marked[thousands.between(*bounds)]).empty:
+        whole, decimal = (meant.iloc[0].replace(",", sign) for sign in ("", "."))
+        raise _Unclear(f"{where} has {meant.iloc[0]!r}, which may be {whole} or {decimal}; write it as one of these")
+
+
+def _refuse_two_signs(frame: "pd.DataFrame", numbers: Iterable[str], where: str) -> None:
+    """Refuse decimal commas in one column and points in another, where 1.088 may be a thousand and 88."""
+    import pandas as pd
+
+    found: dict[str, str] = {}
+    for name in numbers:
+        if not pd.api.types.is_numeric_dtype(frame[name]) and not pd.api.types.is_datetime64_any_dtype(frame[name]):
+            texts = _texts(frame[name])
+            found |= {sign: name for sign in ",." if texts.str.contains(rf"\d[{sign}]\d", na=False).any()}
+    if len(found) == 2:
+        raise ValueError(
+            f"{where} has numbers with commas in column {found[',']!r} and with points in column {found['.']!r}; write "
+            "all with one decimal sign, and without a sign of thousands"
+        )
 
 
 def _days(values: "pd.Series[Any]", where: str) -> NDArray[np.float64]:
@@ -468,89 +499,6 @@ def _days(values: "pd.Series[Any]", where: str) -> NDArray[np.float64]:
         raise ValueError(f"{where} has {texts[wrong].iloc[0]!r}, which is no day of a calendar")
     since: NDArray[np.float64] = (found - pd.Timestamp("1970-01-01")).dt.days.to_numpy(np.float64, na_value=np.nan)
     return since + date(1970, 1, 1).toordinal()
-
-
-# CSV ------------------------------------------------------------------------------------------------------------------
-
-
-def read_csv(path: Path, *, as_text: bool) -> "pa.Table":
-    """The rows of a CSV file: UTF-8 with or without a mark, separated by commas, semicolons, tabs or bars.
-
-    Args:
-        path: the file.
-        as_text: whether all values stay texts, for a schema; otherwise types are found, and gaps are null.
-
-    Raises:
-        ValueError: it is no UTF-8, has no separator, two columns of one name, or a row of another length.
-    """
-    import pyarrow as pa
-    from pyarrow import csv as arrow
-
-    data = path.read_bytes()
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{str(path)!r} is not UTF-8 (byte {error.start}); save it again as 'CSV UTF-8', as spreadsheets call it"
-        ) from error
-    text = text.lstrip("\r\n")
-    text = text if "\n" in text else text.replace("\r", "\n")
-    try:
-        separator, header = _header(text, path)
-        if '"' in text:  # Arrow takes the rest of a file for a cell whose quote nobody closes
-            _check_quotes(text, separator)
-    except csv.Error as error:
-        raise ValueError(
-            f"{str(path)!r} cannot be read as CSV ({error}); give each quoted cell a quote at both of its ends, and "
-            "double those within"
-        ) from error
-    names = _names(header, path)
-    decimal = "," if separator == ";" and re.search(r";\s*-?\d+,\d", text[:_SNIFFED]) else "."
-    types = dict.fromkeys(header, pa.string()) if as_text else None
-    try:
-        table = arrow.read_csv(
-            io.BytesIO(text.encode()),
-            parse_options=arrow.ParseOptions(delimiter=separator, newlines_in_values=True),
-            convert_options=arrow.ConvertOptions(
-                column_types=types,
-                strings_can_be_null=True,
-                null_values=[""] if as_text else ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "?"],
-                decimal_point=decimal,
-            ),
-        )
-    except pa.ArrowException as error:
-        reason = re.sub(r"\s+", " ", str(error))[:200]
-        raise ValueError(
-            f"{str(path)!r} cannot be read as CSV ({reason}); give each row as many cells as the header"
-        ) from error
-    return table.rename_columns(names)
-
-
-def _check_quotes(text: str, separator: str) -> None:
-    before = csv.field_size_limit(len(text) + 1)
-    try:
-        deque(csv.reader(io.StringIO(text), delimiter=separator, strict=True), maxlen=0)
-    finally:
-        csv.field_size_limit(before)
-
-
-def _header(text: str, path: Path) -> tuple[str, list[str]]:
-    """The separator and the cells of the first row."""
-    first = next(csv.reader(io.StringIO(text[:_SNIFFED]), delimiter="\x00"), [""])[0] if text.strip() else ""
-    separator = max(",;\t|", key=first.count)
-    if not first.count(separator):
-        raise ValueError(f"{str(path)!r} has one column ({first[:40]!r}); separate columns by commas or semicolons")
-    return separator, next(csv.reader(io.StringIO(text), delimiter=separator))
-
-
-def _names(header: Sequence[str], path: Path) -> list[str]:
-    """The names of the columns."""
-    names = [nfc(name.strip()) for name in header]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"{str(path)!r} has two columns {twice!r}; rename or drop one")
-    if "" in names and names.index("") > 0:
-        raise ValueError(f"{str(path)!r} has a column without a name, number {names.index('') + 1}; name or drop it")
-    return ["Unnamed: 0" if name == "" else name for name in names]
 
 
 # Drafts ---------------------------------------------------------------------------------------------------------------
@@ -608,8 +556,13 @@ def _drafted_target(values: "pd.Series[Any]", texts: "pd.Series[Any]") -> dict[s
     """The classes of a target, or the range of one that has more numbers than classes have."""
     classes = sorted(texts.dropna().unique().tolist())
     if len(classes) > _MOST_CLASSES:
-        with suppress(ValueError):
-            numbers = _numbers(values, "it")
+        try:
+            numbers = _numbers(values, f"the target {values.name!r}")
+        except _Unclear:
+            raise
+        except ValueError:
+            pass
+        else:
             return {"range": [_outer(np.nanmin(numbers), -1), _outer(np.nanmax(numbers), 1)]}
     return {"classes": classes}
 
@@ -628,6 +581,8 @@ def _drafted(values: "pd.Series[Any]", texts: "pd.Series[Any]") -> dict[str, Any
         return {"kind": "date", "range": [days[0], days[-1]]} | ({"missing": days[len(days) // 2]} if gaps else {})
     try:
         numbers = _numbers(values, "it")
+    except _Unclear as error:
+        return str(error)
     except ValueError:
         if len(distinct) > _MOST_VALUES or len(distinct) == len(present):
             return f"texts with {len(distinct)} values"

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 _GAPS = {"", "na", "n/a", "nan", "null", "none", "?", ".", "-", "<na>", "nat"}
 _TRUE, _FALSE = {"true", "t", "yes", "y", "1", "1.0"}, {"false", "f", "no", "n", "0", "0.0"}
+_THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2},[0-9]{3}")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}([T ].*)?")
 
@@ -172,6 +173,8 @@ def code(value: Any, column: Mapping[str, Any]) -> float:
     if kind == "number":
         if "," in text and "." in text:
             raise ValueError("with comma and point; write numbers with one decimal sign alone")
+        if _THOUSANDS.fullmatch(text) and _allowed(float(whole := text.replace(",", "")), column):
+            raise ValueError(f"which may be {whole} or {text.replace(',', '.')}; write it as one of these")
         if not _NUMBER.fullmatch(text := text.replace(",", ".")):
             raise ValueError("which is no number; correct it")
         number = float(text)
@@ -194,6 +197,11 @@ def code(value: Any, column: Mapping[str, Any]) -> float:
     if text not in values and column["outside"] != "other":
         raise ValueError(f"which is none of {', '.join(values[:8])}; correct it")
     return float(values.index(text) if text in values else len(values))
+
+
+def _allowed(number: float, column: Mapping[str, Any]) -> bool:
+    low, high = column.get("range") or (-math.inf, math.inf)
+    return bool(low <= number <= high)
 
 
 def is_gap(value: Any, words: Iterable[str] = ()) -> bool:
