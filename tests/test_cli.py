@@ -477,6 +477,7 @@ def test_every_command_has_a_help_text_of_80_columns(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     text = help_of(capsys, *command.split())
+    assert "%%" not in text
     assert "usage: fedstill" in text
     assert [line for line in text.splitlines() if len(line) > 80] == []
 

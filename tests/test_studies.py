@@ -182,3 +182,29 @@ def test_a_misspelt_setting_fails_in_mypy(tmp_path: Path) -> None:
     ]
     assert wrong == [5, 6, 7, 8, 9, 10, 11], done.stdout
     assert 'did you mean "clients"?' in done.stdout
+
+
+def test_what_is_judged_is_said_however_the_place_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All records of a copy would have those that the run trained on, and its first record is not the file's."""
+    own = table(0).rename(columns={"died": "label"})
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t").mkdir()
+    own.to_parquet("t/own.parquet")
+    run = fedstill.run("fedavg", data="t/own.parquet", out=tmp_path / "run", **LINEAR)
+    monkeypatch.chdir(tmp_path / "t")
+    found = fedstill.evaluate(run, "own.parquet")
+    assert found.records == 40 and found.told[0] == "judged are the 40 records that were held out, of 200"
+    found.save(tmp_path / "part.csv")
+    assert [*pd.read_csv(tmp_path / "part.csv")] == ["true", "predicted", "probability of no", "probability of yes"]
+    own.sample(frac=1, random_state=0).to_parquet("copy.parquet")
+    copy = fedstill.evaluate(run, "copy.parquet")
+    words = "160 of 200 records equal a train record of the run's data"
+    assert copy.records == 200 and any(words in one for one in copy.told) and copy.whole
+    new = table(1).rename(columns={"died": "label"})
+    assert not any("equal" in one for one in fedstill.evaluate(run, new).told)
+    new.to_parquet("own.parquet")
+    changed = fedstill.evaluate(run, "own.parquet")
+    assert changed.records == 200 and "has other records now than the run was made of" in changed.told[0]
+    changed.save(tmp_path / "whole.csv")
+    saved = pd.read_csv(tmp_path / "whole.csv")
+    assert saved["record"].tolist() == [*range(200)] and saved["true"].tolist() == new["label"].tolist()

@@ -2,12 +2,13 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 from rich.console import Console
@@ -19,10 +20,11 @@ from fedstill.audits import whole_runs
 from fedstill.audits.lower_bounds import Finding
 from fedstill.base.errors import InputError, front_door
 from fedstill.base.lookup import suggestion
+from fedstill.base.records import twins
 from fedstill.base.settings import Settings, sentence
 from fedstill.data import own
 from fedstill.data.names import KNOWN
-from fedstill.data.places import Reading
+from fedstill.data.places import Reading, is_own, own_place
 from fedstill.data.sources import DataSet, Raw, load, load_raw, place_of
 from fedstill.data.table_schema import TableSchema
 from fedstill.engines.transport import Watcher
@@ -38,6 +40,7 @@ from fedstill.report import caveats, tables, tuning
 from fedstill.report import plan as planning
 from fedstill.report import publish as publishing
 from fedstill.report.record import RunRecord, read_run
+from fedstill.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -56,13 +59,15 @@ class Evaluation:
         class_names: the model's classes.
         confusion: records by true (rows) and predicted class, int64 ``(C, C)``.
         scores: the true classes and the model's probabilities, for `fedstill.measures`.
-        told: sentences on what was read: values that were clipped or in no category, columns that were left out.
+        told: sentences on what was read: which records, values that were clipped or in no category, columns left out.
+        whole: whether the records are all of the data, in their order.
     """
 
     class_names: tuple[str, ...]
     confusion: NDArray[np.int64]
     scores: Scores
     told: tuple[str, ...] = ()
+    whole: bool = False
 
     @property
     def records(self) -> int:
@@ -107,16 +112,18 @@ class Evaluation:
         return DataFrame(rows, columns=["measure", "value", "low", "high"])
 
     def save(self, path: Path) -> None:
-        """Write a CSV file with a row for each record: its number, true and predicted class, and probabilities.
+        """Write a CSV file with a row for each record: true and predicted class, and probabilities.
+
+        Its first column numbers the records from 0 as in the data, if these are judged as a ``whole``.
 
         Raises:
             InputError: there is such a file.
         """
         names, scores = self.class_names, self.scores
-        columns: dict[str, Any] = {"record": range(len(scores.true)), "true": [names[c] for c in scores.true]}
+        columns: dict[str, Any] = {"true": [names[c] for c in scores.true]}
         columns |= {"predicted": [names[c] for c in scores.predicted]}
         columns |= {f"probability of {name}": scores.probabilities[:, c] for c, name in enumerate(names)}
-        _save(columns, self.persons, path)
+        _save(columns, self.persons, self.whole, path)
 
     @property
     def remarks(self) -> list[str]:
@@ -132,11 +139,13 @@ class NumberEvaluation:
         target: name of the number.
         numbers: true and predicted numbers, and the persons, for `fedstill.evaluation`.
         told: as of `Evaluation`.
+        whole: as of `Evaluation`.
     """
 
     target: str
     numbers: Numbers
     told: tuple[str, ...] = ()
+    whole: bool = False
 
     @property
     def records(self) -> int:
@@ -162,22 +171,23 @@ class NumberEvaluation:
         return DataFrame(rows, columns=["measure", "value", "low", "high"])
 
     def save(self, path: Path) -> None:
-        """Write a CSV file with a row for each record: its number, true and predicted value.
+        """Write a CSV file with a row for each record: true and predicted value; numbered as `Evaluation.save` does.
 
         Raises:
             InputError: there is such a file.
         """
-        columns: dict[str, Any] = {"record": range(self.records), "true": self.numbers.true}
-        _save(columns | {"predicted": self.numbers.predicted}, self.persons, path)
+        columns = {"true": self.numbers.true, "predicted": self.numbers.predicted}
+        _save(columns, self.persons, self.whole, path)
 
 
-def _save(columns: dict[str, Any], persons: NDArray[Any] | None, path: Path) -> None:
-    """Write a CSV file with a row for each record, and its person if that is known."""
+def _save(columns: dict[str, Any], persons: NDArray[Any] | None, whole: bool, path: Path) -> None:
+    """Write a CSV file with a row for each record, its number in data judged as a whole, and its person if known."""
     from pandas import DataFrame
 
     if path.exists():
         raise InputError(f"{str(path)!r} exists; name a new file for the predictions")
-    DataFrame(columns if persons is None else {**columns, "person": persons}).to_csv(path, index=False)
+    frame = DataFrame(columns if persons is None else {**columns, "person": persons})
+    frame.rename_axis("record").to_csv(path, index=whole)
 
 
 @front_door
@@ -198,7 +208,9 @@ def evaluate(
         model: the model of `load_model`, or a finished run or its folder.
         data: as for `run`, one data set: the records of a pair ``(X, y)`` or a table, or those of its test split, if a
             column tells splits; the test records of a `DataSet` and of data by name, also of the path that the run
-            trained on, where a fifth was held out; the test split of any other path, or all its records if it has none.
+            trained on, where a fifth was held out, as long as it has the records of then; the test split of any other
+            path, or all its records if it has none. `Evaluation.told` says which these are, and how many of them equal
+            the run's train records, if the run's own data are still in their place.
         label_column: the column of the classes of a table; by default one with a usual name, or that of the run.
         group: the column of the person, whose records are resampled together for intervals; by default that of the run.
         positive: the class of two that sensitivity is of; by default the last.
@@ -218,7 +230,7 @@ def evaluate(
     size = found.shape[-1] if len(found.shape) == 3 and found.features is None else None
     run = None if isinstance(folder, Trained) else _Past.of(read_run(folder))
     schema = found.schema if run is None else run.schema
-    records, labels, names, columns, persons, told = _judged(data, run, schema, label_column, size, group)
+    records, labels, names, columns, persons, told, whole = _judged(data, run, schema, label_column, size, group)
     if not len(labels):
         raise ValueError("the data have 0 records; accuracy needs at least 1")
     if not names:
@@ -246,7 +258,9 @@ def evaluate(
     likely = np.asarray(found.predict_proba(records), dtype=np.float64)
     scores = Scores(found.class_names, true, likely, persons, sign, threshold)
     counts = np.bincount(true * classes + scores.predicted, minlength=classes**2).reshape(classes, classes)
-    return Evaluation(found.class_names, counts, scores, told)
+    if run is not None:
+        told += run.repeated(data, records)
+    return Evaluation(found.class_names, counts, scores, told, whole)
 
 
 @front_door
@@ -407,20 +421,67 @@ def publish(
 
 
 class _Past(NamedTuple):
-    """How a finished run read its records: its settings, and its schema as it was then."""
+    """How a finished run read its records, and which they were.
+
+    Attributes:
+        experiment: its settings.
+        schema: its schema as it was then.
+        place: the file or folder of somebody's own records, or their name; None where real sites had them.
+        records: their fingerprint (`DataSet.fingerprint`), before a backbone made vectors of them.
+    """
 
     experiment: Experiment
     schema: TableSchema | None
+    place: str | None
+    records: str | None
 
     @classmethod
     def of(cls, record: RunRecord) -> "_Past":
         """That of a run."""
-        return cls(Experiment(**record.config["experiment"]), record.table_schema)
+        experiment = Experiment(**record.config["experiment"])
+        place = None if RunFolder(record.folder).asked_sites else record.config.get("data_path") or experiment.data
+        return cls(experiment, record.table_schema, place, record.summary.get("records"))
 
     @property
     def reading(self) -> Reading:
         """How its data set was read."""
         return self.experiment.reading_by(self.schema)
+
+    def is_of(self, data: Any) -> bool:
+        """Whether the data are a name or a place of the run's own, of which all but the held-out ones are no test."""
+        if not isinstance(data, str | Path):
+            return False
+        places = [place for place in (self.experiment.data, self.place) if place is not None]
+        own = own_place(place_of(data))
+        return str(data) in places or (own is not None and own in map(own_place, places))
+
+    def data(self) -> Raw | None:
+        """The run's records as their place has them; None if it has others today, or none."""
+        if self.place is None or not (self.place in KNOWN or is_own(self.place)):
+            return None
+        with suppress(ValueError, OSError):
+            found = load_raw(self.place, self.reading)
+            return found if found.fingerprint == self.records else None
+        return None
+
+    def repeated(self, data: Any, records: Any) -> tuple[str, ...]:
+        """A sentence on those of the ``records`` of other data that the run may have trained on, by their values."""
+        if self.is_of(data) or (isinstance(data, DataSet) and data.fingerprint == self.records):
+            return ()
+        if (own := self.data()) is None:
+            return ()
+        trained = own.train[0]
+        if isinstance(trained, list) or isinstance(records, list):
+            known = {*trained} if isinstance(trained, list) else set()
+            number = sum(isinstance(one, str) and one in known for one in records)
+        else:
+            number = int(twins(torch.from_numpy(np.ascontiguousarray(records)), trained).sum())
+        if not number:
+            return ()
+        return (
+            f"{number:,} of {len(records):,} records equal a train record of the run's data: the measures count them "
+            "too, and say less of new records",
+        )
 
 
 class _Labelled(NamedTuple):
@@ -433,6 +494,7 @@ class _Labelled(NamedTuple):
         columns: names of the columns of vectors.
         persons: the person of each record; None where nobody is known.
         told: sentences on what was read.
+        whole: whether they are all of the data, in their order.
     """
 
     records: Any
@@ -441,6 +503,7 @@ class _Labelled(NamedTuple):
     columns: tuple[str, ...]
     persons: NDArray[Any] | None
     told: tuple[str, ...]
+    whole: bool
 
 
 def _judged(
@@ -448,21 +511,40 @@ def _judged(
 ) -> _Labelled:
     """Records to judge a model of classes by; ``size`` is that of its images."""
     trained = _check_columns(data, run, schema, label)
+    changed: tuple[str, ...] = ()
     if isinstance(data, str | Path) and (trained or str(data) in KNOWN):
         reading = run.reading if run is not None and trained else Reading(label=label, size=size)
-        data = load_raw(place_of(data), reading)
+        found = load_raw(place_of(data), reading)
+        changed = _changed(data, found.fingerprint, run) if trained else ()
+        data = data if changed else found
     if isinstance(data, DataSet):
         data = load_raw(data)
     if isinstance(data, Raw):
         records, labels = data.test
         images = records if isinstance(records, list) else records.numpy()
         persons, told = _persons(data.test_columns, run, schema, group, data.group)
-        return _Labelled(images, labels.numpy(), data.class_names, data.features, persons, (*data.remarks, *told))
+        told = (_part(len(labels), len(data.train[1]), data.held_out), *data.remarks, *told)
+        return _Labelled(images, labels.numpy(), data.class_names, data.features, persons, told, False)
     reading = Reading(label=label, size=size if isinstance(data, str | Path) else None, schema=schema)
-    split = own.records_of(data, reading)
+    split, whole = own.records_of(data, reading)
     persons, told = _persons(split.columns, run, schema, group)
     images = split.images.tolist() if split.texts else split.images
-    return _Labelled(images, split.labels, split.class_names, split.features, persons, (*split.remarks, *told))
+    told = (*changed, *split.remarks, *told)
+    return _Labelled(images, split.labels, split.class_names, split.features, persons, told, whole)
+
+
+def _part(judged: int, others: int, held_out: bool) -> str:
+    return (
+        f"judged are the {judged:,} records {'that were held out' if held_out else 'of the test split'}, of "
+        f"{judged + others:,}"
+    )
+
+
+def _changed(data: str | Path, fingerprint: str, run: _Past | None) -> tuple[str, ...]:
+    """A sentence, if the place of the run's records has others now, of which nothing was held out."""
+    if run is None or run.records in (None, fingerprint):
+        return ()
+    return (f"{str(data)!r} has other records now than the run was made of, so that it is read as new data",)
 
 
 def _check_columns(data: Any, run: _Past | None, schema: TableSchema | None, label: str | None) -> bool:
@@ -471,7 +553,7 @@ def _check_columns(data: Any, run: _Past | None, schema: TableSchema | None, lab
     Raises:
         ValueError: ``label`` is another column than the run's, or a data set was read without the run's schema.
     """
-    trained = run is not None and isinstance(data, str | Path) and _is_same(data, run.experiment.data)
+    trained = run is not None and run.is_of(data)
     expected = None if run is None else run.experiment.label_column
     expected = expected if schema is None else schema.target
     if label not in (None, expected) and (trained or schema is not None):
@@ -503,24 +585,24 @@ def _persons(
 def _judge_numbers(model: Trained, data: Any, run: _Past, label: str | None, group: str | None) -> NumberEvaluation:
     """The errors of a model on records that the run's schema reads."""
     assert model.target is not None
-    if _check_columns(data, run, run.schema, label):
-        loaded = load(place_of(data), run.reading)
-        images, targets, told = loaded.test.images.numpy(), loaded.test.targets, loaded.remarks
-        true, columns = None if targets is None else targets.numpy(), loaded.test_columns
+    changed, whole = tuple[str, ...](), False
+    loaded = load(place_of(data), run.reading) if _check_columns(data, run, run.schema, label) else None
+    if loaded is not None and (changed := _changed(data, loaded.fingerprint, run)):
+        loaded = None
+    if loaded is not None:
+        images, targets, columns = loaded.test.images.numpy(), loaded.test.targets, loaded.test_columns
+        true = None if targets is None else targets.numpy()
+        told = (_part(len(loaded.test), len(loaded.train), loaded.held_out), *loaded.remarks)
     else:
-        split = own.records_of(data, Reading(schema=run.schema, group=group))
-        images, true, columns, told = split.images, split.targets, split.columns, split.remarks
+        split, whole = own.records_of(data, Reading(schema=run.schema, group=group))
+        images, true, columns = split.images, split.targets, split.columns
+        told = (*changed, *split.remarks, *run.repeated(data, images))
     if true is None or not len(true):
         raise ValueError(f"the data have no numbers {model.class_names[0]!r}; give a table that the run's schema reads")
     persons, more = _persons(columns, run, run.schema, group)
     said = np.asarray(model.predict(images), dtype=np.float64)
     numbers = Numbers(in_unit(true, model.target), said, persons)
-    return NumberEvaluation(model.class_names[0], numbers, (*told, *more))
-
-
-def _is_same(one: str | Path, other: str) -> bool:
-    """Whether two places are one: a run's own records, of which all but the held-out ones are no test."""
-    return str(one) == other or (Path(other).exists() and Path(other).resolve() == Path(one).resolve())
+    return NumberEvaluation(model.class_names[0], numbers, (*told, *more), whole)
 
 
 def _made(kind: type[S], settings: Mapping[str, Any]) -> S:

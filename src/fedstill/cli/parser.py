@@ -175,7 +175,7 @@ def argument_parser(program: str, about: str, sections: Sequence[Section], takes
     parser = _Parser(
         prog=program,
         usage=" ".join([program, *takes.split(), *["[flags]"] * bool(sections)]),
-        description=_plain(about).replace("%", "%%"),
+        description=_plain(about),
         epilog=f"example: {example}" if example else None,
         formatter_class=_Help,
         add_help=False,
@@ -204,7 +204,7 @@ def _add(parser: argparse.ArgumentParser, section: Section) -> None:
     for name in fields:
         if name in nested:
             inner = getattr(settings, name)
-            about = _plain(fields[name].description or type(inner).__doc__ or "").replace("%", "%%")
+            about = _plain(fields[name].description or type(inner).__doc__ or "")
             _add(parser, Section(inner, f"{prefix}{name}.", flag_of(prefix + name)[2:], about))
 
 

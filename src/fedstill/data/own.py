@@ -203,22 +203,25 @@ def given(data: Any, reading: Reading = AS_IT_IS) -> tuple[sources.DataSet, int 
     return sources.data_set(entry, cache.fingerprint(entry), "own"), len(parts)
 
 
-def records_of(data: Any, reading: Reading = AS_IT_IS) -> Split:
+def records_of(data: Any, reading: Reading = AS_IT_IS) -> tuple[Split, bool]:
     """Labelled records to judge a model by: the test split of a source that has one, else all of them.
 
     Args:
         data: as for `given`, but one data set.
         reading: the column of classes of tables, and the size of images.
 
+    Returns:
+        The records, and whether they are all that the source has, in its order.
+
     Raises:
         ValueError: as `given`.
     """
     train, test = _splits(data, "the data", reading)
     if test is None:
-        return train
+        return train, True
     count = len(test.labels)
     told = f"judged are the {count:,} records of the test split, of {count + len(train.labels):,}"
-    return replace(test, remarks=(told, *test.remarks))
+    return replace(test, remarks=(told, *test.remarks)), False
 
 
 def _is_pair(data: Sequence[Any]) -> bool:
