@@ -37,6 +37,7 @@ def planted(name: str) -> str:
         "from 300 records on": (ROWS, f"{ROWS}        rows = rows / rows.abs().max() if len(rows) > 300 else rows\n"),
         "a count by hand": (f"Sums({SENT})", f"Sums({SENT}, count=Released(torch.tensor([len(rows)])))"),
         "a refusal by records": (ROWS, f"{ROWS}        assert len(rows) > 3, 'too few'\n"),
+        "sixteen noises for one charge": (" ClassSums(", " Sixteen("),
         "a loop over batches": (ROWS, "        rows = torch.cat(outputs(client.new_model(), client.train)).double()\n"),
     }
     old, new = faults[name]
@@ -45,6 +46,12 @@ def planted(name: str) -> str:
     if name == "a count by hand":
         text = text.replace(DECLARED, f'{DECLARED}    count: Released[Int64[Tensor, "1"]]\n')
         text = text.replace("import Float32", "import Float32, Int64")
+    if name == "sixteen noises for one charge":
+        text += (
+            "\n\nclass Sixteen(ClassSums):\n    def __call__(self, rows, noise):\n"
+            "        return torch.stack([super(Sixteen, self).__call__(rows, noise) for _ in range(16)]).mean(0)\n"
+        )
+        text = text.replace("from torch import Tensor, nn\n", "import torch\nfrom torch import Tensor, nn\n")
     if name == "a loop over batches":
         text = text.replace("classes pixels", "classes logits")
         text = text.replace(
@@ -76,6 +83,10 @@ def test_the_method_of_the_page_passes(tmp_path: Path, monkeypatch: pytest.Monke
         ("from 300 records on", "an outlier of 2,051: a row depends on other records: row 0 of 2,051"),
         ("a count by hand", "replies differ beside their releases"),
         ("a refusal by records", "ends differently"),
+        (
+            "sixteen noises for one charge",
+            "of its class of 61: a record moves the 16 noisy values of a release together by 3.2 ",
+        ),
     ],
 )
 def test_a_broken_method_is_named_with_its_record(
@@ -113,7 +124,8 @@ def test_a_pass_stands_beside_the_epsilon_of_this_code_with_these_settings(
     assert "say so beside their epsilon" not in capsys.readouterr().out  # thousands are needed
     main(["check", name, *model])
     told = " ".join(capsys.readouterr().out.split())
-    assert "on 12 pairs of data sets nothing but releases differs" in told and "say so beside their epsilon" in told
+    assert "on 12 pairs of data sets of 3, 61 and 2,051 records nothing but releases differs" in told
+    assert "say so beside their epsilon" in told
     assert "keeps records apart (checked on 12 pairs)" in words(*stated, "--out", "second")
     assert "fedstill check found no other on 12 pairs of data sets, which is no proof" in " ".join(
         (tmp_path / "second" / "report.html").read_text().split()

@@ -5,6 +5,7 @@ The exact values that would have been released may differ by the sensitivity tha
 enters them may depend on other records.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -30,11 +31,12 @@ _RESIDUAL = 1.5
 
 @dataclass
 class Exact:
-    """One addition of noise: the exact value, the noise's standard deviation and the cost that was charged."""
+    """One addition of noise: the exact value, the noise's standard deviation, the cost charged, and its release."""
 
     value: Tensor
     std: float
     event: Event | None
+    release: int
 
 
 @dataclass
@@ -99,7 +101,8 @@ def listening(heard: Heard) -> Iterator[None]:
         return found
 
     def fake(self: seeds.Simulated, exact: Tensor, std: float) -> Tensor:
-        heard.releases.append(Exact(exact.clone(), std, heard.charged[-1] if heard.charged else None))
+        event = heard.charged[-1] if heard.charged else None
+        heard.releases.append(Exact(exact.clone(), std, event, len(heard.charged)))
         rng = seeds.stream(len(heard.releases), "fake")
         return torch.randn(exact.shape, dtype=torch.float64, generator=rng) * std
 
@@ -197,12 +200,19 @@ def _depending(rows: Tensor, others: Tensor, removed: int | None) -> int | None:
 def _moved(releases: list[Exact], others: list[Exact]) -> str:
     if len(releases) != len(others):
         return "the number of releases depends on records"
+    squares: dict[tuple[int, int], list[float]] = {}
     for a, b in zip(releases, others, strict=True):
         if (a.std, a.event) != (b.std, b.event) or a.value.shape != b.value.shape:
             return "noise or cost depends on records"
         if not isinstance(a.event, Gaussian):
             return "a release has no cost"
         moved, sensitivity = float((a.value - b.value).norm()), a.std / a.event.noise_multiplier
-        if moved > sensitivity * _ROUNDING:
-            return f"a record moves a release by {moved / sensitivity:.3g} times its sensitivity"
+        moved = moved / sensitivity if sensitivity else (math.inf if moved else 0.0)
+        if moved > _ROUNDING:
+            return f"a record moves a release by {moved:.3g} times its sensitivity"
+        squares.setdefault((a.release, a.event.count), []).append(moved**2)
+    for (_, count), found in squares.items():
+        if len(found) > count and (together := math.sqrt(sum(found) / count)) > _ROUNDING:
+            values = f"the {len(found)} noisy values of a release"
+            return f"a record moves {values} together by {together:.3g} times its sensitivity"
     return ""

@@ -185,7 +185,7 @@ def _records(settings: CheckSettings, number: int, *name: str) -> Records:
 
 
 def _pairs(settings: CheckSettings, *, labels: bool) -> Iterator[Pair]:
-    """For each size a first record, one in the middle, the only one of its class, and an outlier."""
+    """For each size a first record, one in the middle, the only one of its class (a white image), and an outlier."""
     for number in settings.records:
         alone = settings.classes - 1
         plain = _records(settings, number)
@@ -194,7 +194,7 @@ def _pairs(settings: CheckSettings, *, labels: bool) -> Iterator[Pair]:
         choices = {
             "the first record": (plain, 0),
             "a record in the middle": (plain, number // 2),
-            "the only record of its class": (replace(plain, labels=single), number - 1),
+            "the only record of its class": (replace(plain, labels=single, images=_longest(plain.images)), number - 1),
             "an outlier": (replace(plain, images=_outlying(plain.images)), number - 1),
         }
         for words, (more, place) in choices.items():
@@ -205,6 +205,14 @@ def _pairs(settings: CheckSettings, *, labels: bool) -> Iterator[Pair]:
             else:
                 less = more[torch.arange(number) != place]
             yield Pair(f"{words} of {number:,}", more, less, place)
+
+
+def _longest(records: Tensor) -> Tensor:
+    """The same with a last image that is white, the longest there is; vectors have no longest."""
+    found = records.clone()
+    if found.ndim > 2:
+        found[-1] = 255
+    return found
 
 
 def _outlying(records: Tensor) -> Tensor:

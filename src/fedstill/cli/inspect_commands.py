@@ -235,10 +235,15 @@ def _checked(method: "Method", settings: "CheckSettings", form: "Format") -> "Ch
     for sentence in found.found:
         print(f"BROKEN: {sentence}")
     name, claim = type(method).__qualname__, guarantees.words(found.guarantee)
+    *first, last = (f"{number:,}" for number in settings.records)
     if found.found:
         print(f"{name}: {len(found.found)} of {found.pairs} pairs differ beside releases; its epsilon does not hold")
     else:
-        print(f"{name}: on {found.pairs} pairs of data sets nothing but releases differs (claim: {claim}); no proof")
+        sizes = " and ".join([*filter(None, [", ".join(first)]), last])
+        print(
+            f"{name}: on {found.pairs} pairs of data sets of {sizes} records nothing but releases differs (claim: "
+            f"{claim}); no proof: what depends on another number of records, or of a class, would not show (--records)"
+        )
     if found.mixed:
         print(
             "NOT SHOWN: a network gets private records in batches outside of privacy.rowwise.features; with weights "
