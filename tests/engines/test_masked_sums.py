@@ -94,7 +94,7 @@ def test_both_epsilons_are_those_of_the_theorem(tmp_path: Path) -> None:
     assert found.epsilon == pytest.approx(2.0, rel=1e-3) and found.epsilon <= 2.0
     multiplier = release_noise(2.0, found.delta)
     assert found.alone_epsilon == pytest.approx(gaussian_epsilon(multiplier / 3**0.5, found.delta), rel=0.01)
-    assert "up to 1 of 4 helpers and 3 of 6 clients" in str(found.adversary)
+    assert "up to 1 of 4 helpers and 3 clients of a sum of 6 or more" in str(found.adversary)
     assert f"(alone eps {guarantees.round_up(found.alone_epsilon or 0)})" in guarantees.words(found)
     assert any("3 honest clients together" in sentence for sentence in guarantees.explained(found, sent=True))
 

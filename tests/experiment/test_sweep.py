@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 from fedstill.base import files, processes
 from fedstill.cli import main
 from fedstill.engines.transport import Watcher
-from fedstill.experiment import sweep
+from fedstill.experiment import search, sweep
 from fedstill.experiment.sweep import Sweep, read_sweep
 from fedstill.report import tuning
 from fedstill.runs.folder import Taken
@@ -100,10 +100,10 @@ def test_every_method_gets_the_same_number_of_tries(tmp_path: Path) -> None:
     assert (made["mu"], made["local"]["lr"], made["rounds"]) == (1, 0.2, 1)
 
 
-def searched(score: Callable[[sweep.Point], float | None], tries: int) -> list[sweep.Point]:
-    space = {"lr": sweep.Range(low=1e-4, high=1, log=True), "steps": sweep.Range(low=1, high=9, whole=True)}
-    asked = sweep.optuna({**space, "kind": [None, [1, 2]]}, tries, 4)
-    points, found = next(asked), list[sweep.Point]()
+def searched(score: Callable[[search.Point], float | None], tries: int) -> list[search.Point]:
+    space = {"lr": search.Range(low=1e-4, high=1, log=True), "steps": search.Range(low=1, high=9, whole=True)}
+    asked = search.optuna({**space, "kind": [None, [1, 2]]}, tries, 4)
+    points, found = next(asked), list[search.Point]()
     while True:
         found += points
         try:
@@ -115,7 +115,7 @@ def searched(score: Callable[[sweep.Point], float | None], tries: int) -> list[s
 def test_optuna_searches_and_comes_to_the_same_points() -> None:
     pytest.importorskip("optuna", reason="optuna is not installed: pip install 'fedstill[sweeps]'")
 
-    def near(point: sweep.Point) -> float:
+    def near(point: search.Point) -> float:
         return -(np.log10(point["lr"] / 0.03) ** 2)
 
     points = searched(near, 30)
@@ -178,6 +178,19 @@ def test_the_test_set_stays_closed_until_the_end(
     assert (more.tests["fedavg"].values or ())[:2] == opened.tests["fedavg"].values
     with pytest.raises(ValueError, match="with the seeds 0 1 2, of which 2 would be left out"):
         sweep.run_sweep(task(True), tmp_path / "wrong", watcher=Watcher())
+
+
+def test_tries_that_were_edited_out_of_the_file_are_said(
+    task: Callable[..., Sweep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was seen before the file was edited has chosen its settings too."""
+    monkeypatch.setattr(processes, "pool", Local)
+    rates = [{"fedavg": {"rounds": 1, "try": {"local.lr": some}}} for some in ([1e-4, 0.3], [0.3, 0.5])]
+    first = sweep.run_sweep(task(False, methods=rates[0]), tmp_path / "out", watcher=Watcher())
+    assert not first.former and "More was tried" not in tuning.budget(first)
+    edited = sweep.run_sweep(task(False, methods=rates[1], seeds=[1]), tmp_path / "out", final=True, watcher=Watcher())
+    assert edited.former == {"fedavg": 3}  # both of 1e-4, and seed 0 of 0.3
+    assert "More was tried: 3 runs of fedavg in the folder are of what the file had before" in tuning.budget(edited)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """What a reader must be told beside an epsilon stands wherever the number stands; a name makes no data public."""
 
+import csv
 import json
 import shutil
 from dataclasses import replace
@@ -221,6 +222,20 @@ def test_the_sum_and_the_warning_stand_wherever_the_number_stands(runs: dict[str
         assert "Whoever sees all 2 runs of these records" in text, name
         assert "are exact, and no guarantee covers" in text, name
     assert json.loads((tmp_path / "table.json").read_text())["remarks"] == export.told(both)
+
+
+def test_a_row_of_a_table_has_the_sentences_on_itself_alone(tmp_path: Path) -> None:
+    small = {"model": "linear", "workers": 0, "rounds": 1, "local": {"lr": 1e-6}, "mean": [0.3], "std": [0.4]}
+    lossy = {"clients": 8, "drop": 0.4, "seed": 1, "min_clients": 1}
+    learns = fedstill.run("afl", data="digits", clients=3, public="noise=64", workers=0, out=tmp_path / "afl")
+    loses = fedstill.run("fedavg", data="digits", limit=300, out=tmp_path / "fedavg", **small, **lossy)
+    number = len({one.client for one in loses.refused})
+    assert number
+    export.write_tables([learns, loses], tmp_path)
+    words = f"fedavg: {number} of 8 clients have a reply that was lost or not used"
+    for name in ("table.csv", "runs.csv"):
+        said = {row["label"]: row["remarks"] for row in csv.DictReader((tmp_path / name).open())}
+        assert words in said["fedavg"] and "fedavg" not in said["afl"], name
 
 
 def test_lists_of_runs_say_the_sum_too(

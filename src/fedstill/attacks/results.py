@@ -118,8 +118,9 @@ def _verdict(results: dict[str, Any]) -> str:
     guarantee = Guarantee(**results["guarantee"])
     rates = [rate for form in results["likelihood_ratio"].values() for rate in form["rates"]]
     others = results["records"] - results["members"]
-    least = rates[0]["fpr"]
-    note = f" {100 * least:g} % of the {others} non-members is less than one." if others * least < 1 else ""
+    below = list(dict.fromkeys(f"{100 * rate['fpr']:g} %" for rate in rates if others * rate["fpr"] < 1))
+    verb = "is" if len(below) == 1 else "are each"
+    note = f" {' and '.join(below)} of the {others} non-members {verb} less than one." if below else ""
     if rates[0]["bound"] is None:
         reason = guarantee.reason if not guarantee.holds else "the guarantee is about labels, not about records"
         return f"There is no bound to compare with: {reason}.{note}"

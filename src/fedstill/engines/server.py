@@ -84,8 +84,9 @@ def guarantee_of(steps: Iterable[Step[Any]], releases: Releases, spec: RunSpec) 
         found = replace(
             found,
             adversary=(
-                f"the server, up to {sums.traitors} of {len(sums.signers)} helpers and {sums.least - sums.adders} of "
-                f"{sums.least} clients who work together, and whoever sees what they make of the totals"
+                f"the server, up to {sums.traitors} of {len(sums.signers)} helpers and {sums.least - sums.adders} "
+                f"clients of a sum of {sums.least} or more who work together, and whoever sees what they make of the "
+                "totals"
             ),
         )
     names = own_code.named(spec)

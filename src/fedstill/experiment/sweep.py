@@ -1,30 +1,25 @@
 """Run a sweep: every point on validation records, then, if asked, the best point of each method on the test set.
 
-A search is a generator of batches of points; it receives the score of each point of the last batch, and None for a
-point whose runs failed. It depends on nothing but its arguments and the scores, so a sweep that was interrupted begins
-its searches anew, finds the finished runs in their folders, and comes to the same points.
-
 Runs are spread over processes, each with one thread for the server's part and without workers, so that their number
 changes no result. A sweep that was stopped is repeated: its searches come to the same points, and a finished run is
 only read.
 """
 
 import hashlib
-import itertools
 import json
 import math
 import multiprocessing
-import random
 import threading
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import NonNegativeInt, PositiveInt, ValidationError
 
 from fedstill import methods
 from fedstill.base import errors, files, processes
@@ -37,115 +32,10 @@ from fedstill.experiment.config import Experiment, read_mapping
 from fedstill.experiment.job import Job
 from fedstill.experiment.judging import check_measure, score_of
 from fedstill.experiment.run import run
+from fedstill.experiment.search import Point, Range, Search, corners, grid, grid_size, optuna
 from fedstill.protocol import Method
 from fedstill.runs import environment
 from fedstill.runs.folder import Taken, locked
-
-Point = dict[str, Any]
-"""Values of the settings of a method, by dotted name."""
-Search = Generator[list[Point], list[float | None], None]
-
-
-class Range(Settings):
-    """Numbers between two limits, for optuna."""
-
-    low: float
-    """Smallest value."""
-    high: float
-    """Largest value."""
-    log: bool = False
-    """Whether to search by factors, as for learning rates."""
-    whole: bool = False
-    """Whether the values are whole numbers."""
-    step: PositiveFloat | None = None
-    """Distance between values; any value by default."""
-
-    @model_validator(mode="after")
-    def _is_possible(self) -> Self:
-        if self.low >= self.high:
-            raise ValueError(f"low is {self.low:g} and high {self.high:g}; low must be below high")
-        if self.log and (self.low <= 0 or self.step is not None):
-            raise ValueError("a search by factors (log) needs a low above 0, and has no step")
-        if self.whole and not (self.low.is_integer() and self.high.is_integer() and float(self.step or 1).is_integer()):
-            raise ValueError("low, high and step must be whole numbers if the values are")
-        return self
-
-
-Space = Mapping[str, Range | list[Any]]
-"""Values to try by dotted name of a setting: a list, or a range."""
-
-
-def grid_size(space: Space) -> int:
-    """The number of points of a grid.
-
-    Raises:
-        ValueError: a setting has a range in place of values.
-    """
-    size = 1
-    for name, values in space.items():
-        if isinstance(values, Range):
-            raise ValueError(f"{name} has a range, but a grid needs a list of values (or search: optuna)")
-        size *= len(values)
-    return size
-
-
-def grid(space: Space, tries: int) -> Search:
-    """One batch: all points of a grid in order, or ``tries`` of them, drawn at random, always the same."""
-    names = list(space)
-    points = [
-        dict(zip(names, values, strict=True)) for values in itertools.product(*map(_listed_values, space.values()))
-    ]
-    if tries < len(points):
-        chosen = sorted(random.Random(0).sample(range(len(points)), tries))
-        points = [points[i] for i in chosen]
-    yield points
-
-
-def _listed_values(values: Range | list[Any]) -> list[Any]:
-    assert not isinstance(values, Range)
-    return values
-
-
-def optuna(space: Space, tries: int, batch: int) -> Search:
-    """Batches of points of optuna's sampler TPE, whose seed is 0.
-
-    Raises:
-        ValueError: optuna is not installed.
-    """
-    try:
-        import optuna
-    except ImportError as error:
-        raise ValueError(f"optuna is not installed; {errors.install('sweeps')}") from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
-    done = 0
-    while done < tries:
-        trials = [study.ask() for _ in range(min(batch, tries - done))]
-        scores = yield [{name: _suggested(trial, name, values) for name, values in space.items()} for trial in trials]
-        for trial, score in zip(trials, scores, strict=True):
-            study.tell(trial, score, state=optuna.trial.TrialState.FAIL if score is None else None)
-        done += len(trials)
-
-
-def _suggested(trial: Any, name: str, values: Range | list[Any]) -> Any:
-    if not isinstance(values, Range):
-        return values[trial.suggest_categorical(name, list(range(len(values))))]  # a value may be a list
-    if values.whole:
-        step = int(values.step or 1)
-        return trial.suggest_int(name, int(values.low), int(values.high), step=step, log=values.log)
-    return trial.suggest_float(name, values.low, values.high, step=values.step, log=values.log)
-
-
-def corners(space: Space) -> list[Point]:
-    """Points in which every value of a list and both limits of a range occur, to check them before the first run."""
-    sides = {name: _ends(values) if isinstance(values, Range) else values for name, values in space.items()}
-    longest = max(map(len, sides.values()), default=1)
-    return [{name: side[i % len(side)] for name, side in sides.items()} for i in range(longest)]
-
-
-def _ends(values: Range) -> list[Any]:
-    return [int(values.low), int(values.high)] if values.whole else [values.low, values.high]
-
 
 VALIDATION = 0.1
 """Share of the training records that a sweep evaluates on, if the file does not say."""
@@ -507,11 +397,19 @@ _OPENED = "final.json"
 
 @dataclass(frozen=True)
 class Outcome:
-    """The results of a sweep, by the methods' labels; ``tests`` is empty without runs on the test set."""
+    """The results of a sweep, by the methods' labels.
+
+    Attributes:
+        sweep: the sweep.
+        tries: the tries of each method.
+        tests: the runs on the test set; empty before these.
+        former: numbers of runs in its folder of points, seeds or methods that its file has no more.
+    """
 
     sweep: Sweep
     tries: Mapping[str, list[Try]]
     tests: Mapping[str, Try]
+    former: Mapping[str, int]
 
     def best(self, label: str) -> Try | None:
         """The point with the highest score, the first of several; None if every point failed."""
@@ -561,7 +459,7 @@ def _run_sweep(sweep: Sweep, out: Path, final: bool, parallel: int | None, watch
     with searches, Runs(sweep.experiment, parallel, watcher, command) as runs:
         tuned = searches.map(lambda entry: _tuned(sweep, entry, places[entry.label], runs), sweep.entries)
         tries = {entry.label: found for entry, found in zip(sweep.entries, tuned, strict=True)}
-        outcome = Outcome(sweep, tries, {})
+        outcome = Outcome(sweep, tries, {}, _former(out, tries))
         reuse.check_same(_worked(one for found in tries.values() for one in found))
         best = {label: one for label in tries if (one := outcome.best(label)) is not None}
         if not best:
@@ -592,7 +490,14 @@ def _run_sweep(sweep: Sweep, out: Path, final: bool, parallel: int | None, watch
         points = [(one.entry, one.point, out / FINAL / label) for label, one in best.items()]
         tests = runs.all("test set", experiment, points, final_seeds)
         reuse.check_same(_worked([*best.values(), *tests]))
-    return Outcome(sweep, tries, {one.entry.label: one for one in tests})
+    return replace(outcome, tests={one.entry.label: one for one in tests})
+
+
+def _former(out: Path, tries: Mapping[str, list[Try]]) -> Counter[str]:
+    """Numbers of runs by method that a file had before it was edited, which were tries too."""
+    now = {folder for found in tries.values() for one in found for folder in one.folders}
+    runs = (place for place in sorted(out.glob("*/*/seed-*")) if place not in now)
+    return Counter(label for place in runs if (label := place.relative_to(out).parts[0]) != FINAL)
 
 
 def _tuned(sweep: Sweep, entry: Tried, place: Path, runs: Runs) -> list[Try]:

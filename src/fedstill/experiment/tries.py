@@ -25,7 +25,8 @@ from fedstill.experiment import run as engine
 from fedstill.experiment.checks import check_job
 from fedstill.experiment.job import Job
 from fedstill.experiment.judging import score_of
-from fedstill.experiment.sweep import VALIDATION, Point, merged
+from fedstill.experiment.search import Point
+from fedstill.experiment.sweep import VALIDATION, merged
 from fedstill.protocol import Method, client_steps
 from fedstill.runs.folder import TRIES, RunFolder, Taken, locked
 from fedstill.train.sgd import FEWEST_STEPS

@@ -57,6 +57,17 @@ def of_tries(run: RunRecord) -> list[str]:
     ]
 
 
+def of_replies(run: RunRecord) -> list[str]:
+    """How many clients' replies were not used, of which the mean number of bytes per client says nothing."""
+    number, clients = len({refusal.client for refusal in run.refused}), run.summary["clients"]
+    if not number:
+        return []
+    return [
+        f"{number:,} of {clients:,} clients have a reply that was lost or not used, and up/client is the mean over all "
+        f"{clients:,}, in which a lost one counts as 0 bytes"
+    ]
+
+
 def of_training(run: RunRecord) -> list[str]:
     """Caveats of a model that is not trained out: few steps at a client, or a loss that still falls, with the remedy.
 
@@ -186,7 +197,7 @@ def of_rows(rows: Sequence[tuple[str, Sequence[RunRecord]]]) -> list[str]:
     found = [f"{text[0].upper()}{text[1:]}." for text in about]
     of_names: dict[str, list[str]] = {}
     for name, some in rows:
-        for text in dict.fromkeys(text for run in some for text in of_tries(run)):
+        for text in dict.fromkeys(text for run in some for text in (*of_tries(run), *of_replies(run))):
             of_names.setdefault(text, []).append(name)
     for name, some in rows:
         told: dict[str, int] = {}

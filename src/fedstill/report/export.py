@@ -8,7 +8,7 @@ from typing import Any
 
 from fedstill.base import files
 from fedstill.privacy.guarantee import Guarantee
-from fedstill.report import groups, guarantees, pareto, spending, tables
+from fedstill.report import caveats, groups, guarantees, pareto, spending, tables
 from fedstill.report.drawing import Plot
 from fedstill.report.groups import Group, group, task_settings
 from fedstill.report.record import RunRecord
@@ -101,10 +101,13 @@ def write_tables(records: Sequence[RunRecord], out: Path, *, latex: bool = False
         latex: whether to write ``table.tex``.
         markdown: whether to write ``table.md``.
     """
-    rows, said = tables.rows(records), told(records)
-    files.write_json(out / "table.json", {"rows": rows, "remarks": said})
-    files.write_bytes(out / "table.csv", table_csv(rows, said).encode())
-    files.write_bytes(out / "runs.csv", csv_text([{**run, "remarks": said} for run in runs(records)]).encode())
+    rows, spent = tables.rows(records), spending.remarks(records)
+    files.write_json(out / "table.json", {"rows": rows, "remarks": told(records)})
+    own = [tables.row_remarks(row) for task in group(records) for row in task.rows]
+    files.write_bytes(out / "table.csv", table_csv(rows, [[*some, *spent] for some in own]).encode())
+    each = [[*caveats.of_rows([(record.label, [record])] * record.finished), *spent] for record in records]
+    lines = [{**run, "remarks": said} for run, said in zip(runs(records), each, strict=True)]
+    files.write_bytes(out / "runs.csv", csv_text(lines).encode())
     asked = [(out / "table.tex", latex_text)] if latex else []
     asked += [(out / "table.md", markdown_text)] if markdown else []
     for file, text in asked:
@@ -117,15 +120,15 @@ def told(records: Sequence[RunRecord]) -> list[str]:
     return [*(sentence for task in group(records) for sentence in tables.remarks(task)), *spending.remarks(records)]
 
 
-def table_csv(rows: Iterable[Mapping[str, Any]], said: Sequence[str] = ()) -> str:
-    """The rows of `tables.rows` as CSV, with the guarantee in words, and what is ``said`` of all in each row."""
+def table_csv(rows: Sequence[Mapping[str, Any]], remarks: Sequence[Sequence[str]] | None = None) -> str:
+    """The rows of `tables.rows` as CSV, with the guarantee in words, and the ``remarks`` on each."""
     cells = [
         {
             **row,
             "guarantee": row["guarantee"] and guarantees.words(Guarantee(**row["guarantee"])),
             "remarks": said,
         }
-        for row in rows
+        for row, said in zip(rows, remarks or [()] * len(rows), strict=True)
     ]
     return csv_text(cells)
 

@@ -441,7 +441,7 @@ def refusals(task: Group) -> Markup:
     rest = len(lines) - MOST_REFUSALS
     words = f"{rest} more are in the runs' summary.json." if rest > 0 else ""
     headings = ("method", "seed", "client", "step", "round", "reason")
-    intro = part("paragraph", "These replies were not used; their bytes count.")
+    intro = part("paragraph", "These replies were not used. The bytes of those that arrived count.")
     return intro + html.data_table(headings, lines[:MOST_REFUSALS], (0, 3, 5), wide=(5,), caption=words)
 
 

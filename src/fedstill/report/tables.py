@@ -259,6 +259,11 @@ def remarks(task: Group) -> list[str]:
     return caveats.of_rows([(row.name, row.runs) for row in task.rows if row.finished])
 
 
+def row_remarks(row: Row) -> list[str]:
+    """Those of one row alone."""
+    return caveats.of_rows([(row.name, row.runs)] * row.finished)
+
+
 def caption(task: Group) -> str:
     """The caption of a task's table, without its `remarks`."""
     seeds = sorted({len(row.runs) for row in task.rows})

@@ -37,6 +37,11 @@ def budget(outcome: Outcome) -> str:
         text += f"unequal budgets, {', '.join(f'{e.tries} tries for {e.label}' for e in searched)}. "
     plain = [entry.label for entry in sweep.entries if not entry.space]
     text += f"Without a search: {', '.join(plain)}. " if plain and searched else ""
+    if former := outcome.former:
+        text += (
+            f"More was tried: {', '.join(f'{count} runs of {label}' for label, count in former.items())} in the folder "
+            "are of what the file had before it was edited. "
+        )
     if private := [entry.label for entry in searched if _has_guarantee(outcome.best(entry.label))]:
         text += f"The epsilon of {', '.join(private)} does not count this choice. "
     test = "Each client's test set" if sweep.experiment.local_test else "The test set"
