@@ -130,8 +130,8 @@ class Judged(Settings):
     threshold: Annotated[float, Ge(0), Le(1)] | None = None
     """Probability from which it is predicted; by default the likelier class is."""
     predictions: Path | None = None
-    """New CSV file with the true class, the predicted one and the probabilities of each record, which nothing
-    protects."""
+    """New CSV file with the true class, the predicted one and the probabilities of each record, which nothing protects;
+    its first column is the number of the record in the data, from 0, if all of these are judged."""
 
 
 class SchemaDraft(Settings):
