@@ -286,8 +286,8 @@ WATCH = Command(
 EVALUATE = Command(
     judge,
     "RUN DATA",
-    "Judge a run's model on a labelled file: accuracy, areas under curves, sensitivity ..., with 95 % intervals. Of the "
-    "run's own data those records are judged that it held out; of other data the test split, or all if there is none.\n\n"
+    "Judge a run's model on a labelled file: accuracy, areas under curves, sensitivity ..., with 95 % intervals. Of "
+    "the run's own data those records are judged that it held out; of other data the test split, or all records.\n\n"
     "Example: fedstill evaluate runs/afl new_patients.csv --positive yes --group patient",
     ("Judged", FORM),
     needs="usage: fedstill evaluate RUN DATA [flags]; name a finished run and a labelled file, folder or data set",
