@@ -198,13 +198,19 @@ def test_what_is_judged_is_said_however_the_place_is_named(tmp_path: Path, monke
     assert [*pd.read_csv(tmp_path / "part.csv")] == ["true", "predicted", "probability of no", "probability of yes"]
     own.sample(frac=1, random_state=0).to_parquet("copy.parquet")
     copy = fedstill.evaluate(run, "copy.parquet")
-    words = "160 of 200 records equal a train record of the run's data"
+    words = "160 of 200 records have the values of a train record of the run's data"
     assert copy.records == 200 and any(words in one for one in copy.told) and copy.whole
     new = table(1).rename(columns={"died": "label"})
-    assert not any("equal" in one for one in fedstill.evaluate(run, new).told)
+    assert not any("train record" in one for one in fedstill.evaluate(run, new).told)
+    (tmp_path / "else" / "t").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "else")
+    own.to_parquet("t/own.parquet")  # of the run's relative name, in another folder
+    assert any(words in one for one in fedstill.evaluate(run, "t/own.parquet").told)
+    monkeypatch.chdir(tmp_path / "t")
     new.to_parquet("own.parquet")
     changed = fedstill.evaluate(run, "own.parquet")
     assert changed.records == 200 and "has other records now than the run was made of" in changed.told[0]
+    assert "is unknown, as its own are in no place here" in fedstill.evaluate(run, (new, "label")).told[-1]
     changed.save(tmp_path / "whole.csv")
     saved = pd.read_csv(tmp_path / "whole.csv")
     assert saved["record"].tolist() == [*range(200)] and saved["true"].tolist() == new["label"].tolist()

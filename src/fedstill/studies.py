@@ -24,7 +24,7 @@ from fedstill.base.records import twins
 from fedstill.base.settings import Settings, sentence
 from fedstill.data import own
 from fedstill.data.names import KNOWN
-from fedstill.data.places import Reading, is_own, own_place
+from fedstill.data.places import Reading, is_own, local_copy, own_place
 from fedstill.data.sources import DataSet, Raw, load, load_raw, place_of
 from fedstill.data.table_schema import TableSchema
 from fedstill.engines.transport import Watcher
@@ -426,21 +426,24 @@ class _Past(NamedTuple):
     Attributes:
         experiment: its settings.
         schema: its schema as it was then.
-        place: the file or folder of somebody's own records, or their name; None where real sites had them.
+        place: the file or folder of somebody's own records, or their name.
+        asked_sites: whether real sites had the records.
         records: their fingerprint (`DataSet.fingerprint`), before a backbone made vectors of them.
     """
 
     experiment: Experiment
     schema: TableSchema | None
-    place: str | None
+    place: str
+    asked_sites: bool
     records: str | None
 
     @classmethod
     def of(cls, record: RunRecord) -> "_Past":
         """That of a run."""
         experiment = Experiment(**record.config["experiment"])
-        place = None if RunFolder(record.folder).asked_sites else record.config.get("data_path") or experiment.data
-        return cls(experiment, record.table_schema, place, record.summary.get("records"))
+        place = record.config.get("data_path") or experiment.data
+        asked_sites = RunFolder(record.folder).asked_sites
+        return cls(experiment, record.table_schema, place, asked_sites, record.summary.get("records"))
 
     @property
     def reading(self) -> Reading:
@@ -451,13 +454,13 @@ class _Past(NamedTuple):
         """Whether the data are a name or a place of the run's own, of which all but the held-out ones are no test."""
         if not isinstance(data, str | Path):
             return False
-        places = [place for place in (self.experiment.data, self.place) if place is not None]
-        own = own_place(place_of(data))
-        return str(data) in places or (own is not None and own in map(own_place, places))
+        name = place_of(data)
+        found = own_place(name)
+        return name == self.experiment.data if found is None else found == own_place(self.place)
 
     def data(self) -> Raw | None:
-        """The run's records as their place has them; None if it has others today, or none."""
-        if self.place is None or not (self.place in KNOWN or is_own(self.place)):
+        """The run's records as their place here has them; None if it has others today, or none."""
+        if self.asked_sites or not (self.place == "digits" or local_copy(self.place) or is_own(self.place)):
             return None
         with suppress(ValueError, OSError):
             found = load_raw(self.place, self.reading)
@@ -469,7 +472,7 @@ class _Past(NamedTuple):
         if self.is_of(data) or (isinstance(data, DataSet) and data.fingerprint == self.records):
             return ()
         if (own := self.data()) is None:
-            return ()
+            return ("how many of these records the run trained on is unknown, as its own are in no place here",)
         trained = own.train[0]
         if isinstance(trained, list) or isinstance(records, list):
             known = {*trained} if isinstance(trained, list) else set()
@@ -478,9 +481,10 @@ class _Past(NamedTuple):
             number = int(twins(torch.from_numpy(np.ascontiguousarray(records)), trained).sum())
         if not number:
             return ()
+        part = ", of which --limit took a part" if self.experiment.limit else ""
         return (
-            f"{number:,} of {len(records):,} records equal a train record of the run's data: the measures count them "
-            "too, and say less of new records",
+            f"{number:,} of {len(records):,} records have the values of a train record of the run's data{part}: the "
+            "measures count them too, and say less of new records",
         )
 
 
@@ -525,6 +529,7 @@ def _judged(
         persons, told = _persons(data.test_columns, run, schema, group, data.group)
         told = (_part(len(labels), len(data.train[1]), data.held_out), *data.remarks, *told)
         return _Labelled(images, labels.numpy(), data.class_names, data.features, persons, told, False)
+    label = label or (None if run is None or schema is not None else run.experiment.label_column)
     reading = Reading(label=label, size=size if isinstance(data, str | Path) else None, schema=schema)
     split, whole = own.records_of(data, reading)
     persons, told = _persons(split.columns, run, schema, group)
@@ -544,7 +549,10 @@ def _changed(data: str | Path, fingerprint: str, run: _Past | None) -> tuple[str
     """A sentence, if the place of the run's records has others now, of which nothing was held out."""
     if run is None or run.records in (None, fingerprint):
         return ()
-    return (f"{str(data)!r} has other records now than the run was made of, so that it is read as new data",)
+    return (
+        f"{str(data)!r} has other records now than the run was made of: it is read as new data, whatever the run has "
+        "trained on among them",
+    )
 
 
 def _check_columns(data: Any, run: _Past | None, schema: TableSchema | None, label: str | None) -> bool:

@@ -1,6 +1,7 @@
 """CSV files as people have them, and the public schema that turns rows into numbers, the same at every site."""
 
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -113,14 +114,23 @@ def test_types_of_parquet_and_texts_of_csv_give_the_same_numbers() -> None:
 
 def test_commas_that_may_separate_thousands_are_refused_where_the_range_allows_both(tmp_path: Path) -> None:
     """1,088 is 1088 where commas separate thousands, and 1.088 where they are decimal."""
-    by, bmi = schema(SCHEMA.replace("[0, 110]", "[0, 2000]")), ["25", "70", "10", "30"]
-    with pytest.raises(ValueError, match=r"has '1,088', which may be 1088 or 1\.088; write it as one of these"):
-        encoded(frame(age=["830", "1,088", "", "1,295"]), by)
+    bmi = ["25", "70", "10", "30"]
+    for outside in ("refuse", "clip"):  # beyond the range too, if not far beyond
+        by = schema(SCHEMA.replace("[0, 110]", f'[0, 1000]\noutside = "{outside}"'))
+        with pytest.raises(ValueError, match=r"has '1,088', which may be 1088 or 1\.088; write it as one of these"):
+            encoded(frame(age=["830", "1,088", "", "1,295"], bmi=bmi), by)
     for clear in (["830", "1,088", "", "1,5"], ["830", "0,125", "", "1,088"]):
         encoded(frame(age=clear, bmi=bmi), by)
-    encoded(frame(age=["3", "1,088", "", "2,250"], bmi=bmi))  # no age is 1088
+    encoded(frame(age=["830", "1,088", "", "90"], bmi=["25,5", "70", "10", "30"]), by)  # commas are decimal there
+    encoded(frame(age=["3", "1,250", "", "2,250"], bmi=bmi))  # nobody is 1250
     with pytest.raises(ValueError, match="commas in column 'age' and with points in column 'bmi'"):
         encoded(frame(age=["3", "1,5", "", "2"], bmi=["25.5", "70", "10", "30"]))
+    exact = [Decimal("25.5"), Decimal("70.0"), Decimal("10.0"), Decimal("30.0")]  # a type, which has no sign
+    encoded(frame(age=["3", "1,5", "", "2"], bmi=exact))
+    costs = schema('target = "cost"\nrange = [0, 5000]\n[columns.bmi]\nkind = "number"\nrange = [0, 100]\n')
+    table = pd.DataFrame({"bmi": ["25,5", "70"], "cost": ["1.088", "950"]})
+    with pytest.raises(ValueError, match="commas in column 'bmi' and with points in column 'cost'"):
+        encoded(table, costs)
     rows = "".join(f'"1,{number}",{number % 7},{"yes" if number % 2 else "no"}\n' for number in range(100, 200))
     example = read_csv(csv(tmp_path / "t.csv", f"income,visits,label\n{rows}"), as_text=True)
     assert "# left out: 'income' (it has '1,100', which may be 1100 or 1.100" in draft(example, None, "t.csv")

@@ -169,10 +169,12 @@ def test_a_wrong_row_is_a_sentence_and_the_bare_program_gives_no_number(handed: 
         row = {name: value for name, value in {**good, **change}.items() if value is not ...}
         with pytest.raises(ValueError, match=sentence):
             rows.codes([good, row], schema)
-    assert rows.codes([{**good, "age": "1,088"}], schema)[0, 0] == 1.088  # nobody's age is 1088
-    wide = {**schema, "columns": {**schema["columns"], "age": {**schema["columns"]["age"], "range": [0, 2000]}}}
+    unclear, plain = {**good, "age": "1,088"}, {**good, "sodium": "140"}
+    assert rows.codes([unclear], schema)[0, 0] == 1.088  # the comma of sodium is decimal
     with pytest.raises(ValueError, match=r"column 'age' has '1,088', which may be 1088 or 1\.088; write it as one"):
-        rows.codes([{**good, "age": "1,088"}], wide)
+        rows.codes([{**plain, "age": "1,088"}], schema)
+    with pytest.raises(ValueError, match="commas in column 'sodium' and with points in column 'age'"):
+        rows.codes([good, {**plain, "age": "1.088"}], schema)
     raw = np.tile(rows.codes([good], schema), (7, 1))
     raw[1, 0], raw[2, 1], raw[3, 3], raw[4, 4], raw[5, 0], raw[6, 2] = 700, np.nan, 2, 1, np.nan, 99
     with torch.no_grad():

@@ -43,6 +43,10 @@ _GAPS = {"", "na", "n/a", "nan", "null", "none", "?", ".", "-", "<na>", "nat"}
 """Texts that stand for a gap, in small letters."""
 _TRUE, _FALSE = {"true", "t", "yes", "y", "1", "1.0"}, {"false", "f", "no", "n", "0", "0.0"}
 _ANY = (-np.inf, np.inf)
+_THOUSANDS = r"[+-]?[1-9]\d{0,2},\d{3}"
+"""Numbers whose comma may separate thousands."""
+_FAR = 10
+"""Times the limits of a column beyond which nobody means a number."""
 _MOST_CLASSES = 20
 """Most numbers of a target that is drafted as classes."""
 _MOST_VALUES = 50
@@ -233,6 +237,10 @@ class TableSchema(Settings):
         """Names of the numbers of a vector, in order."""
         return tuple(name for column in self.columns for name in self._names(column))
 
+    @property
+    def _numeric(self) -> list[str]:
+        return [name for name, column in self.columns.items() if column.kind == "number"]
+
     def _names(self, name: str) -> list[str]:
         column = self.columns[name]
         own = [name]
@@ -243,7 +251,8 @@ class TableSchema(Settings):
     def vectors(self, table: "pa.Table", where: str) -> NDArray[np.float32]:
         """The vectors ``(n, d)`` of rows that need no target, group or site; arguments and errors as of `encode`."""
         _check_present([*self.columns], table, where)
-        columns = self._encoded(table.select([*self.columns]).to_pandas(), where, [])
+        frame = _with_points(table.select([*self.columns]).to_pandas(), self._numeric, where)
+        columns = self._encoded(frame, where, [])
         return np.stack([columns[name].astype(np.float32) for name in self.features], 1)
 
     def _encoded(self, frame: "pd.DataFrame", where: str, remarks: list[str]) -> dict[str, NDArray[Any]]:
@@ -251,7 +260,6 @@ class TableSchema(Settings):
         for name, column in self.columns.items():
             parts = _encoded(frame[name], column, f"column {name!r} of {where}", remarks)
             found |= dict(zip(self._names(name), parts, strict=True))
-        _refuse_two_signs(frame, (name for name, column in self.columns.items() if column.kind == "number"), where)
         return found
 
     def encode(self, table: "pa.Table", where: str) -> tuple["pa.Table", tuple[str, ...]]:
@@ -269,7 +277,8 @@ class TableSchema(Settings):
 
         needed = [*self.columns, self.target, *filter(None, (self.group, self.site))]
         _check_present(needed, table, where)
-        frame = table.select(list(dict.fromkeys(needed))).to_pandas()
+        of_numbers = [*self._numeric, *[self.target] * (self.range is not None)]
+        frame = _with_points(table.select(list(dict.fromkeys(needed))).to_pandas(), of_numbers, where)
         remarks: list[str] = []
         found: dict[str, Any] = self._encoded(frame, where, remarks)
         target = f"column {self.target!r} of {where}"
@@ -425,7 +434,8 @@ def _in_range(numbers: NDArray[np.float64], column: Column, where: str, remarks:
 def _numbers(values: "pd.Series[Any]", where: str, bounds: tuple[float, float] = _ANY) -> NDArray[np.float64]:
     """Numbers, also of texts with a decimal point or a decimal comma; gaps are NaN.
 
-    Texts whose commas may all separate thousands, as ``1,088``, are refused if ``bounds`` allow such thousands.
+    Texts whose commas may all separate thousands, as ``1,088``, are refused unless all such thousands are far from
+    ``bounds``.
     """
     import pandas as pd
 
@@ -458,28 +468,39 @@ class _Unclear(ValueError):
 
 def _refuse_thousands(texts: "pd.Series[Any]", where: str, bounds: tuple[float, float]) -> None:
     marked = texts[texts.str.contains(",", regex=False, na=False)]
-    if not marked.str.fullmatch(r"[+-]?[1-9]\d{0,2},\d{3}").all():  # 1,5 or 0,125 has a decimal comma
+    if not marked.str.fullmatch(_THOUSANDS).all():  # 1,5 or 0,125 has a decimal comma
         return
-    thousands = marked.str.replace(",", "", regex=False).astype(float)
-    if not (meant := marked[thousands.between(*bounds)]).empty:
+    thousands, most = marked.str.replace(",", "", regex=False).astype(float), max(map(abs, bounds))
+    if not (meant := marked[thousands.abs() <= _FAR * most]).empty:
         whole, decimal = (meant.iloc[0].replace(",", sign) for sign in ("", "."))
         raise _Unclear(f"{where} has {meant.iloc[0]!r}, which may be {whole} or {decimal}; write it as one of these")
 
 
-def _refuse_two_signs(frame: "pd.DataFrame", numbers: Iterable[str], where: str) -> None:
-    """Refuse decimal commas in one column and points in another, where 1.088 may be a thousand and 88."""
+def _with_points(frame: "pd.DataFrame", numbers: Iterable[str], where: str) -> "pd.DataFrame":
+    """The table with decimal points in its columns of numbers, if a comma in one of them is surely decimal.
+
+    Raises:
+        ValueError: other columns have points, so that one of the two separates thousands.
+    """
     import pandas as pd
 
-    found: dict[str, str] = {}
-    for name in numbers:
-        if not pd.api.types.is_numeric_dtype(frame[name]) and not pd.api.types.is_datetime64_any_dtype(frame[name]):
-            texts = _texts(frame[name])
-            found |= {sign: name for sign in ",." if texts.str.contains(rf"\d[{sign}]\d", na=False).any()}
-    if len(found) == 2:
+    texts = {name: _texts(frame[name]) for name in numbers if pd.api.types.infer_dtype(frame[name]) == "string"}
+    found = {
+        sign: [name for name, some in texts.items() if some.str.fullmatch(rf"[^.,]*[{sign}][^.,]*").any()]
+        for sign in ",."
+    }
+    if {*found[","]} & {*found["."]}:  # which `_numbers` refuses
+        return frame
+    if all(found.values()):
         raise ValueError(
-            f"{where} has numbers with commas in column {found[',']!r} and with points in column {found['.']!r}; write "
-            "all with one decimal sign, and without a sign of thousands"
+            f"{where} has numbers with commas in column {found[','][0]!r} and with points in column {found['.'][0]!r}; "
+            "write all with one decimal sign, and without a sign of thousands"
         )
+    commas = [texts[name][texts[name].str.contains(",", regex=False, na=False)] for name in found[","]]
+    if all(some.str.fullmatch(_THOUSANDS).all() for some in commas):  # none of which is surely decimal
+        return frame
+    clean = [name for name in found[","] if not texts[name].str.contains(".", regex=False, na=False).any()]
+    return frame.assign(**{name: texts[name].str.replace(",", ".", regex=False) for name in clean})
 
 
 def _days(values: "pd.Series[Any]", where: str) -> NDArray[np.float64]:

@@ -15,7 +15,7 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from difflib import get_close_matches
 from pathlib import Path
@@ -131,7 +131,10 @@ def codes(rows: Iterable[Mapping[str, Any]], schema: Mapping[str, Any]) -> NDArr
     Raises:
         ValueError: a column is absent, or the schema refuses a value; with the row, counted from 0.
     """
-    columns, found = schema["columns"], []
+    rows, found = list(rows), []
+    numbers = [name for name, column in schema["columns"].items() if column["kind"] == "number"]
+    has_commas = _has_commas(rows, numbers)
+    columns = {name: {**column, "has_commas": has_commas} for name, column in schema["columns"].items()}
     for at, row in enumerate(rows):
         if absent := next((name for name in columns if name not in row), None):
             alike = {str(name).strip().casefold(): name for name in row}
@@ -173,7 +176,7 @@ def code(value: Any, column: Mapping[str, Any]) -> float:
     if kind == "number":
         if "," in text and "." in text:
             raise ValueError("with comma and point; write numbers with one decimal sign alone")
-        if _THOUSANDS.fullmatch(text) and _allowed(float(whole := text.replace(",", "")), column):
+        if _THOUSANDS.fullmatch(text) and _may_be(float(whole := text.replace(",", "")), column):
             raise ValueError(f"which may be {whole} or {text.replace(',', '.')}; write it as one of these")
         if not _NUMBER.fullmatch(text := text.replace(",", ".")):
             raise ValueError("which is no number; correct it")
@@ -199,9 +202,30 @@ def code(value: Any, column: Mapping[str, Any]) -> float:
     return float(values.index(text) if text in values else len(values))
 
 
-def _allowed(number: float, column: Mapping[str, Any]) -> bool:
-    low, high = column.get("range") or (-math.inf, math.inf)
-    return bool(low <= number <= high)
+def _may_be(number: float, column: Mapping[str, Any]) -> bool:
+    """Whether a number is not far from a column's range; False where the table's commas are decimal."""
+    most = max(map(abs, column.get("range") or (math.inf,)))
+    return not column.get("has_commas") and abs(number) <= 10 * most
+
+
+def _has_commas(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> bool:
+    """Whether a comma in the columns of numbers is surely decimal.
+
+    Raises:
+        ValueError: some cells have commas, and others points.
+    """
+    texts = {name: [row[name].strip() for row in rows if isinstance(row.get(name), str)] for name in names}
+    found = {sign: [name for name in names if any(_one(sign, text) for text in texts[name])] for sign in ",."}
+    if all(found.values()):
+        raise ValueError(
+            f"the rows have numbers with commas in column {found[','][0]!r} and with points in column "
+            f"{found['.'][0]!r}; write all with one decimal sign, and without a sign of thousands"
+        )
+    return any(_one(",", text) and not _THOUSANDS.fullmatch(text) for name in names for text in texts[name])
+
+
+def _one(sign: str, text: str) -> bool:
+    return sign in text and len(text) > 1 and text.count(",") + text.count(".") == 1
 
 
 def is_gap(value: Any, words: Iterable[str] = ()) -> bool:
