@@ -57,15 +57,13 @@ def of_tries(run: RunRecord) -> list[str]:
     ]
 
 
-def of_replies(run: RunRecord) -> list[str]:
-    """How many clients' replies were not used, of which the mean number of bytes per client says nothing."""
-    number, clients = len({refusal.client for refusal in run.refused}), run.summary["clients"]
+def of_replies(runs: Sequence[RunRecord]) -> list[str]:
+    """How many replies of a row were not used, of which the mean number of bytes per client says nothing."""
+    number = sum(len(run.refused) for run in runs)
     if not number:
         return []
-    return [
-        f"{number:,} of {clients:,} clients have a reply that was lost or not used, and up/client is the mean over all "
-        f"{clients:,}, in which a lost one counts as 0 bytes"
-    ]
+    words = "1 reply was" if number == 1 else f"{number:,} replies were"
+    return [f"{words} lost or not used, and up/client is a mean over all clients, in which a lost reply has 0 bytes"]
 
 
 def of_training(run: RunRecord) -> list[str]:
@@ -176,8 +174,8 @@ def of_test(confusion: NDArray[np.int64], name: Callable[[int], str]) -> list[st
 
 def copies(run: RunRecord) -> list[str]:
     """A sentence on test records that equal a training record."""
-    number = run.summary.get("copied_test_records")
-    return [f"{number:,} test records equal a training record, and accuracy counts them too"] if number else []
+    number, counts = run.summary.get("copied_test_records"), "errors count" if run.numbers else "accuracy counts"
+    return [f"{number:,} test records equal a training record, and {counts} them too"] if number else []
 
 
 def _classes(labels: Sequence[int], name: Callable[[int], str]) -> str:
@@ -192,12 +190,13 @@ def of_rows(rows: Sequence[tuple[str, Sequence[RunRecord]]]) -> list[str]:
     Args:
         rows: the name and the runs, one per seed, of each row.
     """
-    runs = [run for _, some in rows for run in some if run.confusion is not None]
-    about = dict.fromkeys(text for run in runs for text in (*of_test(_matrix(run), run.class_name), *copies(run)))
+    runs = [run for _, some in rows for run in some]
+    of_tests = (text for run in runs if run.confusion is not None for text in of_test(_matrix(run), run.class_name))
+    about = dict.fromkeys([*of_tests, *(text for run in runs for text in copies(run))])
     found = [f"{text[0].upper()}{text[1:]}." for text in about]
     of_names: dict[str, list[str]] = {}
     for name, some in rows:
-        for text in dict.fromkeys(text for run in some for text in (*of_tries(run), *of_replies(run))):
+        for text in dict.fromkeys([*(text for run in some for text in of_tries(run)), *of_replies(some)]):
             of_names.setdefault(text, []).append(name)
     for name, some in rows:
         told: dict[str, int] = {}
