@@ -179,7 +179,7 @@ def of_fedrd() -> list[Claim]:
 
 
 def of_fedauxfdp() -> list[Claim]:
-    """Alpha .01: the sound heads, and the published ones with the penalty of the paper's text."""
+    """Alpha .01: the sound heads, and the published ones with the penalty of the paper's text; and other alphas."""
     # the third run of FedAUXfdp in the first file is that of the table's budget; of the baselines there is one each
     zero, others = "fedauxfdp-cifar10-0.01.json", "fedauxfdp-cifar10-0.01-seeds-1-2.json"
     found = []
@@ -190,7 +190,15 @@ def of_fedauxfdp() -> list[Claim]:
         )
         words = f"CIFAR-10, alpha .01, {words}: FedAUXfdp above FedAVG+P and FedD+P"
         found.append(Claim("FedAUXfdp", words, own, baselines, place(others)))
-    return found
+    for alpha in ("0.04", "0.16"):
+        file = f"fedauxfdp-cifar10-{alpha}.json"
+        own, *baselines = (stored(file, label) for label in ("fedauxfdp", "fedavg-p", "fedd-p"))
+        words = f"CIFAR-10, alpha {alpha[1:]}, sound heads: FedAUXfdp above FedAVG+P and FedD+P"
+        found.append(Claim("FedAUXfdp", words, own, baselines, place(file)))
+    few = "fedauxfdp-cifar10-0.01-one-extractor.json"
+    own, many = stored(few, "fedauxfdp"), stored("fedauxfdp-cifar10-10.24.json", "fedauxfdp")
+    words = "CIFAR-10, sound heads: FedAUXfdp better at alpha .01 than at 10.24"
+    return [*found, Claim("FedAUXfdp", words, own, [many], place(few))]
 
 
 def of_dense() -> list[Claim]:

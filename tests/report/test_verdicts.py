@@ -94,7 +94,6 @@ BACKED = {
     ],
     "Table 1, Fashion-MNIST": ["Fashion-MNIST: FedRD above FedDM"],
     "Table 1, CIFAR-10": ["CIFAR-10: FedRD above FedDM"],
-    "Table 2, order at small alpha": ["CIFAR-10, alpha .01, sound heads: FedAUXfdp above FedAVG+P and FedD+P"],
 }
 """Rows of the page that call something reproduced, and the claims of the last table that carry it."""
 WITHOUT_SEEDS = {"Bytes", "Table 1 (class shares of the split)", "the same, rounds within the budget"}
