@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError, field_validator, model_validator
 from typing_extensions import override
 
+from fedstill.base.errors import InputError
 from fedstill.base.lookup import nfc, suggestion
 from fedstill.base.settings import Settings, read_toml, sentence
 
@@ -462,7 +463,7 @@ def _numbers(values: "pd.Series[Any]", where: str, bounds: tuple[float, float] =
     return found
 
 
-class _Unclear(ValueError):
+class _Unclear(InputError):
     """A number that may be one of two."""
 
 
