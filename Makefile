@@ -3,8 +3,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH := $(shell sed -n 's/^ *"\(torch[<>=].*\)",.*/\1/p' pyproject.toml)
 # Each process has its part of the tests and takes from another's when it is done, so that no file of tests
-# keeps one core busy while the others wait; plain `pytest` runs all one by one.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
+# keeps one core busy while the others wait; plain `pytest` runs all one by one. Three processes for two cores, as many
+# tests wait for sockets and for processes.
+PROCESSES := $(shell $(PYTHON) -c "import os; print(-(-3 * (os.cpu_count() or 1) // 2))")
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PROCESSES) --dist worksteal
 
 .PHONY: demo test check test-fast lint docs numbers clean
 
