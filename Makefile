@@ -3,10 +3,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH := $(shell sed -n 's/^ *"\(torch[<>=].*\)",.*/\1/p' pyproject.toml)
 # Each process has its part of the tests and takes from another's when it is done, so that no file of tests
-# keeps one core busy while the others wait; plain `pytest` runs all one by one. Three processes for two cores, as many
-# tests wait for sockets and for processes.
-PROCESSES := $(shell $(PYTHON) -c "import os; print(-(-3 * (os.cpu_count() or 1) // 2))")
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PROCESSES) --dist worksteal
+# keeps one core busy while the others wait; plain `pytest` runs all one by one. The checks, which wait for sockets and
+# processes, have three processes for two cores.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest --dist worksteal
+MANY := $(shell $(PYTHON) -c "import os; print(-(-3 * (os.cpu_count() or 1) // 2))")
 
 .PHONY: demo test check test-fast lint docs numbers clean
 
@@ -17,13 +17,13 @@ demo: $(VENV)/.installed
 # `make test`: what a contributor waits for. `make check`: sockets, Flower, wheels, browsers, notebooks and the site.
 # Continuous integration runs both.
 test: $(VENV)/.installed-dev lint
-	$(PYTEST) --ignore tests/checks
+	$(PYTEST) -n auto --ignore tests/checks
 
 check: $(VENV)/.installed-dev
-	$(PYTEST) tests/checks
+	$(PYTEST) -n $(MANY) tests/checks
 
 test-fast: $(VENV)/.installed-dev
-	$(PYTEST) --ignore tests/checks -m "not slow"
+	$(PYTEST) -n auto --ignore tests/checks -m "not slow"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
