@@ -485,7 +485,10 @@ def _with_points(frame: "pd.DataFrame", numbers: Iterable[str], where: str) -> "
     """
     import pandas as pd
 
-    texts = {name: _texts(frame[name]) for name in numbers if pd.api.types.infer_dtype(frame[name]) == "string"}
+    given = {name: frame[name] for name in numbers if pd.api.types.infer_dtype(frame[name]) == "string"}
+    if not any(some.str.contains(",", regex=False, na=False).any() for some in given.values()):
+        return frame
+    texts = {name: _texts(some) for name, some in given.items()}
     found = {
         sign: [name for name, some in texts.items() if some.str.fullmatch(rf"[^.,]*[{sign}][^.,]*").any()]
         for sign in ",."

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,9 +101,9 @@ def write_tables(records: Sequence[RunRecord], out: Path, *, latex: bool = False
         latex: whether to write ``table.tex``.
         markdown: whether to write ``table.md``.
     """
-    rows, spent = tables.rows(records), spending.remarks(records)
-    files.write_json(out / "table.json", {"rows": rows, "remarks": told(records)})
-    own = [tables.row_remarks(row) for task in group(records) for row in task.rows]
+    rows, tasks, spent = tables.rows(records), group(records), spending.remarks(records)
+    files.write_json(out / "table.json", {"rows": rows, "remarks": [*_on_accuracies(tasks), *spent]})
+    own = [tables.row_remarks(row) for task in tasks for row in task.rows]
     files.write_bytes(out / "table.csv", table_csv(rows, [[*some, *spent] for some in own]).encode())
     each = [[*caveats.of_rows([(record.label, [record])] * record.finished), *spent] for record in records]
     lines = [{**run, "remarks": said} for run, said in zip(runs(records), each, strict=True)]
@@ -117,7 +117,11 @@ def write_tables(records: Sequence[RunRecord], out: Path, *, latex: bool = False
 
 def told(records: Sequence[RunRecord]) -> list[str]:
     """All sentences that a reader of these runs' numbers must be told: on their accuracies, and on their guarantees."""
-    return [*(sentence for task in group(records) for sentence in tables.remarks(task)), *spending.remarks(records)]
+    return [*_on_accuracies(group(records)), *spending.remarks(records)]
+
+
+def _on_accuracies(tasks: Iterable[Group]) -> Iterator[str]:
+    return (sentence for task in tasks for sentence in tables.remarks(task))
 
 
 def table_csv(rows: Sequence[Mapping[str, Any]], remarks: Sequence[Sequence[str]] | None = None) -> str:
