@@ -36,6 +36,12 @@ def planted(name: str) -> str:
         "one sign for all": (ROWS, f"{ROWS}        rows = rows * (1 if rows.sum() > 0 else -1)\n"),
         "from 300 records on": (ROWS, f"{ROWS}        rows = rows / rows.abs().max() if len(rows) > 300 else rows\n"),
         "a count by hand": (f"Sums({SENT})", f"Sums({SENT}, count=Released(torch.tensor([len(rows)])))"),
+        "hundreds by hand": (f"Sums({SENT})", f"Sums({SENT}, count=Released(torch.tensor([len(rows) // 100])))"),
+        "a small class hidden": (
+            ROWS,
+            f"{ROWS}        rows = rows * (client.train.labels.bincount()[client.train.labels] > 19)[:, None]\n",
+        ),
+        "a dark image doubles all": (ROWS, f"{ROWS}        rows = rows * (1 + (rows.mean(1) < 0.1).any())\n"),
         "a refusal by records": (ROWS, f"{ROWS}        assert len(rows) > 3, 'too few'\n"),
         "sixteen noises for one charge": (" ClassSums(", " Sixteen("),
         "a loop over batches": (ROWS, "        rows = torch.cat(outputs(client.new_model(), client.train)).double()\n"),
@@ -43,7 +49,7 @@ def planted(name: str) -> str:
     old, new = faults[name]
     assert old in text
     text = text.replace(old, new)
-    if name == "a count by hand":
+    if name in ("a count by hand", "hundreds by hand"):
         text = text.replace(DECLARED, f'{DECLARED}    count: Released[Int64[Tensor, "1"]]\n')
         text = text.replace("import Float32", "import Float32, Int64")
     if name == "sixteen noises for one charge":
@@ -66,13 +72,13 @@ def checked(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **settings
     module = f"own_{abs(hash((name, str(folder))))}"
     (folder / f"{module}.py").write_text(planted(name))
     lookup.add_working_folder()
-    given = {"model": "linear", **settings}
+    given = {"model": "linear", "class_records": 0, **settings}
     return check(find(f"{module}:ClassMeans")(), CheckSettings(**given), lambda done, number: None)
 
 
 def test_the_method_of_the_page_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = checked("means", tmp_path, monkeypatch)
-    assert found.found == [] and found.pairs == 12 and not found.mixed
+    found = checked("means", tmp_path, monkeypatch, class_records=33)
+    assert found.found == [] and found.pairs == 18 + 33 and not found.mixed
     assert found.guarantee.epsilon == pytest.approx(1.0, rel=0.01)
 
 
@@ -83,6 +89,9 @@ def test_the_method_of_the_page_passes(tmp_path: Path, monkeypatch: pytest.Monke
         ("from 300 records on", "an outlier of 2,051: a row depends on other records: row 0 of 2,051"),
         ("a count by hand", "replies differ beside their releases"),
         ("a refusal by records", "ends differently"),
+        ("hundreds by hand", "all 2,051 records: replies differ beside their releases"),
+        ("a small class hidden", "record 20 of a class: a row depends on other records: row 20 of 40"),
+        ("a dark image doubles all", "a record of zeros of 61: a row depends on other records: row 0 of 61 moves"),
         (
             "sixteen noises for one charge",
             "of its class of 61: a record moves the 16 noisy values of a release together by 3.2 ",
@@ -95,9 +104,11 @@ def test_a_broken_method_is_named_with_its_record(
     shape = {"shape": (4,)} if name in ("one sign for all", "from 300 records on") else {}
     if name == "a refusal by records":
         shape = {"records": (4,)}
+    if name == "a small class hidden":
+        shape = {"records": (61,), "class_records": 22}
     found = checked(name, tmp_path, monkeypatch, **shape)
     assert any(sentence in one for one in found.found), found.found
-    if name == "from 300 records on":
+    if name in ("from 300 records on", "hundreds by hand"):
         assert all("2,051" in one for one in found.found)
 
 
@@ -120,14 +131,15 @@ def test_a_pass_stands_beside_the_epsilon_of_this_code_with_these_settings(
 
     stated = ["--mean", "0.5", "--std", "0.25"]
     assert "if ClassMeans keeps records apart (unchecked)" in words(*stated, "--out", "first")
-    main(["check", name, *model, "--records", "3", "61"])
+    main(["check", name, *model, "--records", "3", "61", "--class-records", "0"])
     assert "say so beside their epsilon" not in capsys.readouterr().out  # thousands are needed
-    main(["check", name, *model])
+    main(["check", name, *model, "--class-records", "3"])
     told = " ".join(capsys.readouterr().out.split())
-    assert "on 12 pairs of data sets of 3, 61 and 2,051 records nothing but releases differs" in told
+    sizes = "3, 61 and 2,051 records, and of a class growing to 3,"
+    assert f"on 21 pairs of data sets of {sizes} nothing but releases differs" in told
     assert "say so beside their epsilon" in told
-    assert "keeps records apart (checked on 12 pairs)" in words(*stated, "--out", "second")
-    assert "fedstill check found no other on 12 pairs of data sets, which is no proof" in " ".join(
+    assert "keeps records apart (checked on 21 pairs)" in words(*stated, "--out", "second")
+    assert "fedstill check found no other on 21 pairs of data sets, which is no proof" in " ".join(
         (tmp_path / "second" / "report.html").read_text().split()
     )
     assert "(unchecked)" in words(*stated, "--epsilon", "2", "--out", "third")
@@ -139,10 +151,10 @@ def test_the_command_says_what_is_broken(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "centred_means.py").write_text(planted("centred"))
     with pytest.raises(SystemExit) as stop:
-        main(["check", "centred_means.py:ClassMeans", "--model", "linear", "--records", "3"])
+        main(["check", "centred_means.py:ClassMeans", "--model", "linear", "--records", "3", "--class-records", "0"])
     told = capsys.readouterr().out
     assert stop.value.code == 1 and "BROKEN: the first record of 3: a row depends on other records" in told
-    assert "4 of 4 pairs differ beside releases; its epsilon does not hold" in told
+    assert "5 of 6 pairs differ beside releases; its epsilon does not hold" in told
     with pytest.raises(SystemExit) as stop:
         main(["audit", "centred_means.py:ClassMeans", "--epsilon", "1", "--clients", "8", "--out", "audits"])
     assert stop.value.code == 1 and "a row depends on other records" in capsys.readouterr().out
@@ -169,8 +181,12 @@ def test_every_private_method_holds_at_thousands_of_records(name: str) -> None:
     if name in ("ldp-fedavg", "dp-fedavg"):
         pytest.skip("its guarantee is for clients")
     model = FACTS.get(name, {}).get("model", "convnet:width=8,depth=1")
-    found = check(methods.find(name)(**settings), CheckSettings(model=model, records=(2051,), budget=50.0), _quiet)
-    assert found.found == [] and found.pairs == 4
+    found = check(
+        methods.find(name)(**settings),
+        CheckSettings(model=model, records=(2051,), class_records=0, budget=50.0),
+        _quiet,
+    )
+    assert found.found == [] and found.pairs == 6
     assert found.mixed == (name in ("fedcgs-p", "fedrd-records"))  # their clients' own models, which never leave
 
 

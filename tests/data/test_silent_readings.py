@@ -351,9 +351,9 @@ def test_a_folder_that_cannot_be_read_is_missed(tmp_path: Path) -> None:
 
 def test_hidden_folders_need_no_right_to_be_read(tmp_path: Path) -> None:
     for name in (".Trash-0", "lost+found"):
-        walk._missed(tmp_path, PermissionError(13, "Permission denied", str(tmp_path / name)))
+        walk.missed(tmp_path, PermissionError(13, "Permission denied", str(tmp_path / name)))
     with pytest.raises(ValueError, match="h1' cannot be read"):
-        walk._missed(tmp_path, PermissionError(13, "Permission denied", str(tmp_path / "h1")))
+        walk.missed(tmp_path, PermissionError(13, "Permission denied", str(tmp_path / "h1")))
 
 
 def test_pictures_outside_of_their_folder_are_refused(tmp_path: Path) -> None:

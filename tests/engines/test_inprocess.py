@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from functools import partial
 from multiprocessing import connection
@@ -65,12 +64,17 @@ def test_too_few_replies_stop_the_run_and_say_why(digits: Any, tmp_path: Path) -
         run(method, digits, tmp_path, min_clients=3)
 
 
+def forked(program: psutil.Process) -> list[psutil.Process]:
+    """Processes that the program's server of forks has started."""
+    return [child for child in program.children(recursive=True) if child.ppid() != program.pid]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [None, Killed])
 def test_leaving_a_transport_ends_its_workers(error: type[BaseException] | None, digits: Any, tmp_path: Path) -> None:
     with suppress(Killed), Workers(site(Probe(), digits.train, tmp_path), 2) as workers:
         list(workers.exchange(b"", range(4), lambda _: None))
-        started = [psutil.Process(worker._process.pid) for worker in workers._workers if worker]
+        started = forked(psutil.Process())
         if error is not None:
             raise error
     assert len(started) == 2
@@ -86,7 +90,7 @@ from fedstill.engines.transport import Workers
 if __name__ == "__main__":
     workers = Workers(site(Probe(misbehave={0: "sleep"}), sources.load("digits").train, Path(sys.argv[1])), 1)
     list(workers.exchange(b"", [1], lambda _: None))
-    print(workers._workers[0]._process.pid, flush=True)
+    print("ready", flush=True)
     time.sleep(60)
 """
 
@@ -103,11 +107,7 @@ def test_workers_end_when_their_server_is_killed(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": paths},
     ) as server:
         assert server.stdout
-        pid = int(server.stdout.readline())
-        assert psutil.pid_exists(pid)
+        assert server.stdout.readline() == "ready\n"
+        (worker,) = forked(psutil.Process(server.pid))
         server.kill()
-    for _ in range(600):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return
-        time.sleep(0.1)
-    pytest.fail("the worker outlived its server by 60 s")
+    assert psutil.wait_procs([worker], timeout=60)[1] == [], "the worker outlived its server by 60 s"

@@ -18,7 +18,7 @@ TASK = Experiment(data="digits", limit=60, clients=2, workers=0)
 
 
 def _said(caplog: pytest.LogCaptureFixture, *models: str, **facts: Any) -> list[str]:
-    checks._warn_once.cache_clear()
+    checks.warn_once.cache_clear()
     caplog.clear()
     task = share_out(TASK, None)
     for model in models:
@@ -55,7 +55,7 @@ def test_positions_of_the_last_block(shape: tuple[int, int, int], depth: int, po
 def test_a_run_and_a_dry_run_say_it(tmp_path: object, caplog: pytest.LogCaptureFixture) -> None:
     job = Job(TASK.model_copy(update={"model": "convnet:width=4"}), FedAvg(rounds=1), f"{tmp_path}/run")
     for start in (estimate, run):
-        checks._warn_once.cache_clear()
+        checks.warn_once.cache_clear()
         caplog.clear()
         with caplog.at_level(logging.WARNING, "fedstill"):
             start(job)  # type: ignore[operator]

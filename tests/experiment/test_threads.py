@@ -11,7 +11,7 @@ from benchmark import load
 
 from fedstill import Experiment, FedAvg, Job, run
 from fedstill.base import seeds
-from fedstill.engines.client import _threads
+from fedstill.engines.client import torch_threads
 
 
 @pytest.mark.slow
@@ -34,7 +34,7 @@ def test_a_new_thread_does_not_take_over_the_number_of_threads_of_a_step(tmp_pat
     in_step, started = threading.Event(), threading.Event()
 
     def step() -> None:
-        with seeds.isolated(0), _threads(1):
+        with seeds.isolated(0), torch_threads(1):
             in_step.set()
             assert started.wait(10)
             started.clear()

@@ -110,8 +110,7 @@ def test_fednova_weighs_directions_not_distances(digits: Any, tmp_path: Path) ->
     fed = holding(of_sizes(120, 360), method, digits, tmp_path)
     x = {n: v.double() for n, v in state(fed.new_model()).items()}
     result = state(method.server(fed))
-    fed._exchange = 0
-    replies = fed.ask(FedNova.update, weights=state(fed.new_model()))
+    replies = kept(fed, FedNova.update)
     p = [0.25, 0.75]
     assert [r.num_records for r in replies] == [120, 360]
     assert [r.work for r in replies] == [gradient_weight(0.9, 4), gradient_weight(0.9, 12)]

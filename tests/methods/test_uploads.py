@@ -135,7 +135,7 @@ def test_the_teachers_are_judged_together_averaged_and_alone(averaged: str, digi
         groups = made_by(patch, feddf, "Teachers")
         method.server(fed)
     (line,) = (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
-    networks, test = groups[0].networks, fed._test
+    networks, test = groups[0].networks, digits.test
     logits = torch.stack([torch.cat(outputs(network, test)) for network in networks])
     together = (logits if averaged == "logits" else logits.softmax(2)).mean(0)
     right = [float((found.argmax(1) == test.labels).double().mean()) for found in (*logits, together)]

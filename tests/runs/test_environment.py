@@ -42,8 +42,8 @@ def test_every_start_leaves_its_environment_and_another_one_is_named(
     (out / "summary.json").unlink()
     assert once(out) == []
     (out / "summary.json").unlink()
-    software = environment._software()
-    monkeypatch.setattr(environment, "_software", lambda: {**software, "torch": "3.0", "cpu": "Z80"})
+    found = environment.software()
+    monkeypatch.setattr(environment, "software", lambda: {**found, "torch": "3.0", "cpu": "Z80"})
     (sentence,) = once(out)
     assert f"torch was {torch.__version__}, is 3.0" in sentence and "is Z80" in sentence and "\n" not in sentence
     assert [e["torch"] for e in read_run(out).environment] == [torch.__version__] * 2 + ["3.0"]
@@ -114,4 +114,4 @@ def test_a_strangers_folder_runs_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_the_library_of_linear_algebra(build: str, name: str | None) -> None:
-    assert environment._blas(build) == name
+    assert environment.blas_of(build) == name

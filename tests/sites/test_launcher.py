@@ -66,7 +66,7 @@ def test_a_question_beyond_the_limits_gets_the_constant_reply(
     began = time.monotonic()
     with launcher.Worker(policy) as worker:
         assert worker("spec", b"request") == NO_REPLY
-        process = worker._process
+        process = worker.child
     assert not process.is_alive()
     assert time.monotonic() - began < 120
     (line,) = [json.loads(line) for line in (policy.state / "journal.jsonl").read_text().splitlines()]
@@ -80,7 +80,7 @@ def test_nothing_computes_on_after_the_program_was_killed(policy: SitePolicy, mo
     read, write = os.pipe()
     if not (program := os.fork()):
         worker = launcher.Worker(policy.model_copy(update={"max_seconds": 600.0}))
-        os.write(write, f"{worker._process.pid}".encode())
+        os.write(write, f"{worker.child.pid}".encode())
         worker("spec", b"request")
         os._exit(0)
     child = psutil.Process(int(os.read(read, 20)))

@@ -142,13 +142,15 @@ def _residual(head: LogisticHead | BinaryHead, rows: Any, beta: Tensor) -> float
     return float(gradient.norm()) / head.tolerance
 
 
-def difference(one: Heard, other: Heard, removed: int | None = None) -> str:
+def difference(one: Heard, other: Heard, removed: int | None = None, *, neighbours: bool = True) -> str:
     """A sentence on whatever depends on the record that differs and must not; empty if nothing does.
 
     Args:
         one: the run with the record.
         other: the run without it, or with another label of it.
         removed: the place of the record that ``other`` lacks; None if a label was replaced.
+        neighbours: whether one record differs; releases of records that differ altogether may move by any distance,
+            and nothing else may differ either.
     """
     if one.early or other.early:
         return "a release began before it was charged"
@@ -156,7 +158,7 @@ def difference(one: Heard, other: Heard, removed: int | None = None) -> str:
         return "a run ends differently"
     if len(one.rows) != len(other.rows) or len(one.clipped) != len(other.clipped):
         return "the number of releases depends on records"
-    for rows in (*zip(one.rows, other.rows, strict=True), *_clipped(one, other)):
+    for rows in (*zip(one.rows, other.rows, strict=True), *_clipped(one, other)) if neighbours else ():
         if (moved := _depending(*rows, removed)) is not None:
             return f"a row depends on other records: row {moved} of {len(rows[0]):,} moves with record {removed}"
     for prior, prior2 in zip(one.priors, other.priors, strict=True):
@@ -167,7 +169,7 @@ def difference(one: Heard, other: Heard, removed: int | None = None) -> str:
             return "requests differ"
         if answered != answered2:
             return "replies differ beside their releases"
-    if found := _moved(one.releases, other.releases):
+    if found := _noised(one.releases, other.releases) or (neighbours and _moved(one.releases, other.releases)):
         return found
     if len(set(one.streams)) != len(one.streams):
         return "two releases have the same noise"
@@ -197,15 +199,23 @@ def _depending(rows: Tensor, others: Tensor, removed: int | None) -> int | None:
     return int(torch.arange(len(rows))[left][places[0, 0]]) if len(places) else None
 
 
-def _moved(releases: list[Exact], others: list[Exact]) -> str:
+def _noised(releases: list[Exact], others: list[Exact]) -> str:
+    """A sentence if the number, the shapes, the noise or the costs of releases differ, or one has no cost."""
     if len(releases) != len(others):
         return "the number of releases depends on records"
-    squares: dict[tuple[int, int], list[float]] = {}
     for a, b in zip(releases, others, strict=True):
         if (a.std, a.event) != (b.std, b.event) or a.value.shape != b.value.shape:
             return "noise or cost depends on records"
         if not isinstance(a.event, Gaussian):
             return "a release has no cost"
+    return ""
+
+
+def _moved(releases: list[Exact], others: list[Exact]) -> str:
+    """A sentence if an exact value moves by more than the sensitivity that its cost supposes."""
+    squares: dict[tuple[int, int], list[float]] = {}
+    for a, b in zip(releases, others, strict=True):
+        assert isinstance(a.event, Gaussian)
         moved, sensitivity = float((a.value - b.value).norm()), a.std / a.event.noise_multiplier
         moved = moved / sensitivity if sensitivity else (math.inf if moved else 0.0)
         if moved > _ROUNDING:

@@ -46,6 +46,8 @@ class CheckSettings(Settings):
     """Number of classes."""
     records: tuple[Annotated[int, Ge(3), Le(10**6)], ...] = (3, 61, 2051)
     """Numbers of records of the client: few, an odd batch, thousands."""
+    class_records: Annotated[int, Ge(0), Le(10**4)] = 33
+    """A class of a client grows to this number record by record, so that no rule by a class's size is passed over."""
     budget: float | None = None
     """Budget of the clients' ledgers, for a method that needs one."""
     seed: NonNegativeInt = 0
@@ -60,12 +62,14 @@ class Pair(NamedTuple):
         more: the records of one.
         less: those of the other: without the record at ``place``, or with another label of it.
         place: the place of that record in ``more``.
+        neighbours: whether no more than this record differs; else all do.
     """
 
     words: str
     more: Records
     less: Records
     place: int
+    neighbours: bool = True
 
 
 class Checked(NamedTuple):
@@ -113,22 +117,34 @@ def check(method: Method, settings: CheckSettings, progress: Callable[[int, int]
             "settings that put every record in every batch, as --local.batch-size 64 --local.supposed-records 64 "
             "--records 61"
         )
-    some = list(_pairs(settings, labels=claim.unit == "label"))
+    labels = claim.unit == "label"
+    some = [*_pairs(settings, labels=labels), *_growing(settings, labels=labels)]
     found, mixed = [], [False]
+    last: tuple[Records, Heard] | None = None
     for done, pair in enumerate(some):
         progress(done, len(some))
-        heard = Heard(), Heard()
-        for own, mine in zip((pair.more, pair.less), heard, strict=True):
-            try:
-                with _watching(pair.more[pair.place : pair.place + 1].inputs()[0], mixed):
-                    _run(method, settings, own, mine)
-            except Exception as error:  # whether it comes may depend on the record, which is what is looked for
-                mine.error = f"{type(error).__name__}: {error}"
-        if sentence := difference(*heard, None if claim.unit == "label" else pair.place):
-            errors = ", ".join(dict.fromkeys(one.error for one in heard if one.error))
+        more, less = (
+            last[1] if last and own is last[0] else _heard(method, settings, own, pair, mixed)
+            for own in (pair.more, pair.less)
+        )
+        last = pair.more, more
+        removed = None if labels else pair.place
+        if sentence := difference(more, less, removed, neighbours=pair.neighbours):
+            errors = ", ".join(dict.fromkeys(one.error for one in (more, less) if one.error))
             found.append(f"{pair.words}: {sentence}" + f" ({errors})" * bool(errors))
     progress(len(some), len(some))
     return Checked(claim, len(some), found, mixed[0] and claim.unit == "record")  # pixels are no label's secret
+
+
+def _heard(method: Method, settings: CheckSettings, own: Records, pair: Pair, mixed: list[bool]) -> Heard:
+    """What a run on ``own``, one data set of ``pair``, shows."""
+    heard = Heard()
+    try:
+        with _watching(pair.more[pair.place : pair.place + 1].inputs()[0], mixed):
+            _run(method, settings, own, heard)
+    except Exception as error:  # whether it comes may depend on the record, which is what is looked for
+        heard.error = f"{type(error).__name__}: {error}"
+    return heard
 
 
 @contextmanager
@@ -185,33 +201,68 @@ def _records(settings: CheckSettings, number: int, *name: str) -> Records:
 
 
 def _pairs(settings: CheckSettings, *, labels: bool) -> Iterator[Pair]:
-    """For each size a first record, one in the middle, the only one of its class (a white image), and an outlier."""
+    """For each size five records that differ, and two data sets without a record in common."""
     for number in settings.records:
-        alone = settings.classes - 1
         plain = _records(settings, number)
-        rest = plain.labels % alone if alone > 1 else torch.zeros_like(plain.labels)
-        single = torch.where(torch.arange(number) == number - 1, alone, rest)
+        single = torch.where(torch.arange(number) == number - 1, settings.classes - 1, _of_others(settings, number))
         choices = {
             "the first record": (plain, 0),
             "a record in the middle": (plain, number // 2),
             "the only record of its class": (replace(plain, labels=single, images=_longest(plain.images)), number - 1),
+            "a record of zeros": (replace(plain, images=_with_last(plain.images, 0)), number - 1),
             "an outlier": (replace(plain, images=_outlying(plain.images)), number - 1),
         }
         for words, (more, place) in choices.items():
-            if labels:
-                changed = more.labels.clone()
-                changed[place] = (changed[place] + 1) % settings.classes
-                less = replace(more, labels=changed)
-            else:
-                less = more[torch.arange(number) != place]
-            yield Pair(f"{words} of {number:,}", more, less, place)
+            yield Pair(f"{words} of {number:,}", more, _less(more, place, settings.classes, labels=labels), place)
+        other = _records(settings, number // 2 + 1, "other records")
+        if labels:
+            rng = stream(settings.seed, "check", "other labels")
+            other = replace(plain, labels=torch.randint(settings.classes, (number,), generator=rng))
+        yield Pair(f"all {number:,} records", plain, other, 0, neighbours=False)
+
+
+def _growing(settings: CheckSettings, *, labels: bool) -> Iterator[Pair]:
+    """The last class grows record by record, and the client with it; or labels of others become its own, one by one."""
+    others, grown = 2 * settings.classes, settings.class_records
+    number = grown if labels else others + grown
+    plain = _records(settings, number, "a growing class")
+    rest = _of_others(settings, number)
+
+    def with_some(count: int) -> Records:
+        own = torch.arange(number) < count if labels else torch.arange(number) >= others
+        whole = replace(plain, labels=torch.where(own, settings.classes - 1, rest))
+        return whole if labels else whole[torch.arange(number) < others + count]
+
+    less = with_some(0)
+    for count in range(1, grown + 1):
+        more = with_some(count)
+        yield Pair(f"record {count} of a class", more, less, count - 1 if labels else others + count - 1)
+        less = more
+
+
+def _of_others(settings: CheckSettings, number: int) -> Tensor:
+    """Labels of all classes but the last in turn."""
+    return torch.arange(number) % max(settings.classes - 1, 1)
+
+
+def _less(more: Records, place: int, classes: int, *, labels: bool) -> Records:
+    """The same without the record at ``place``, or with another label of it."""
+    if not labels:
+        return more[torch.arange(len(more.labels)) != place]
+    changed = more.labels.clone()
+    changed[place] = (changed[place] + 1) % classes
+    return replace(more, labels=changed)
 
 
 def _longest(records: Tensor) -> Tensor:
     """The same with a last image that is white, the longest there is; vectors have no longest."""
+    return _with_last(records, 255) if records.ndim > 2 else records
+
+
+def _with_last(records: Tensor, value: int) -> Tensor:
+    """The same with a last record that has ``value`` everywhere."""
     found = records.clone()
-    if found.ndim > 2:
-        found[-1] = 255
+    found[-1] = value
     return found
 
 

@@ -194,6 +194,8 @@ def attack(words: list[str]) -> None:
 
 _THOUSANDS = 2000
 """Least number of records of the largest pair of a check that is kept."""
+_SENTENCES = 8
+"""Most broken pairs that a check prints."""
 
 
 def check(words: list[str]) -> None:
@@ -232,17 +234,21 @@ def _checked(method: "Method", settings: "CheckSettings", form: "Format") -> "Ch
         facts = {"method": type(method).__qualname__, "guarantee": guarantees.as_json(found.guarantee)}
         print_json({**facts, "pairs": found.pairs, "found": found.found, "mixed": found.mixed, "kept": kept})
         return found
-    for sentence in found.found:
+    for sentence in found.found[:_SENTENCES]:
         print(f"BROKEN: {sentence}")
+    if (left := len(found.found) - _SENTENCES) > 0:
+        print(f"BROKEN: and {left} more (--json lists all)")
     name, claim = type(method).__qualname__, guarantees.words(found.guarantee)
     *first, last = (f"{number:,}" for number in settings.records)
     if found.found:
         print(f"{name}: {len(found.found)} of {found.pairs} pairs differ beside releases; its epsilon does not hold")
     else:
         sizes = " and ".join([*filter(None, [", ".join(first)]), last])
+        grown = f", and of a class growing to {settings.class_records:,}" if settings.class_records else ""
         print(
-            f"{name}: on {found.pairs} pairs of data sets of {sizes} records nothing but releases differs (claim: "
-            f"{claim}); no proof: what depends on another number of records, or of a class, would not show (--records)"
+            f"{name}: on {found.pairs} pairs of data sets of {sizes} records{grown}, nothing but releases differs "
+            f"(claim: {claim}); no proof: what depends on another number of records, or of a class, would not show "
+            "(--records, --class-records)"
         )
     if found.mixed:
         print(

@@ -75,7 +75,7 @@ def files(root: Path) -> Iterator[Path]:
     Raises:
         ValueError: a link leads back to a folder above it, or a folder cannot be read.
     """
-    for folder, below, names in os.walk(root, followlinks=True, onerror=partial(_missed, root)):
+    for folder, below, names in os.walk(root, followlinks=True, onerror=partial(missed, root)):
         below.sort()
         for name in below:
             path = Path(folder, name)
@@ -84,7 +84,7 @@ def files(root: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in sorted(names))
 
 
-def _missed(root: Path, error: OSError) -> None:
+def missed(root: Path, error: OSError) -> None:
     """Refuse a folder that cannot be read, and whose records would be missing; hidden ones have none."""
     below = Path(str(error.filename)).relative_to(root).parts
     if any(part.startswith(".") or part in _HIDDEN for part in below):

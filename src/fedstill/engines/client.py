@@ -454,7 +454,10 @@ class Site:
     @contextmanager
     def _reproducible(self, client: int, exchange: int) -> Iterator[None]:
         """Seed torch for a client's step, and set the number of threads, inside the block."""
-        with seeds.isolated(seeds.derive(self.spec.seed, "client", client, exchange, "torch")), _threads(self.threads):
+        with (
+            seeds.isolated(seeds.derive(self.spec.seed, "client", client, exchange, "torch")),
+            torch_threads(self.threads),
+        ):
             yield
 
     def _folder(self, client: int) -> Path:
@@ -489,7 +492,7 @@ def _spent(ledger: Ledger, exchange: int) -> dict[str, object]:
 
 
 @contextmanager
-def _threads(number: int) -> Iterator[None]:
+def torch_threads(number: int) -> Iterator[None]:
     """Set the number of threads inside the block, which holds `fedstill.base.processes.PROCESS`."""
     before = torch.get_num_threads()
     if number == before:

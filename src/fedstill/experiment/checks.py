@@ -233,11 +233,12 @@ def warn_of_depth(spec: RunSpec) -> None:
         if isinstance(model, ConvNet) and model.positions <= 4:
             kinds = [type(module) for module in model.modules()]
             if nn.GroupNorm in kinds:
-                _warn_once(name, kinds.count(nn.Conv2d) - 1, spec.shape[1:])
+                warn_once(name, kinds.count(nn.Conv2d) - 1, spec.shape[1:])
 
 
 @cache
-def _warn_once(name: str, depth: int, size: tuple[int, int]) -> None:
+def warn_once(name: str, depth: int, size: tuple[int, int]) -> None:
+    """Warn of a ConvNet of ``depth`` blocks that halve images of ``size``; the same words come once in a process."""
     _log.warning(
         "the last block of model %s normalises 2 x 2 positions or fewer, which leaves little of images of %d x %d "
         "pixels: expect a low accuracy, or take a block less (depth=%d) or larger images (--size)",

@@ -30,7 +30,7 @@ def environment(device: str) -> dict[str, Any]:
     folder = Path.cwd()
     return {
         "started": now(),
-        **_software(),
+        **software(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
         "folder": str(folder),
@@ -50,7 +50,8 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | None:
 
 
 @lru_cache(maxsize=1)
-def _software() -> dict[str, Any]:
+def software() -> dict[str, Any]:
+    """Versions of fedstill and what it computes with, its source's commit, the processor and the system."""
     import numpy
     import torch
 
@@ -61,13 +62,13 @@ def _software() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
-        "blas": _blas(torch.__config__.show()),
+        "blas": blas_of(torch.__config__.show()),
         "cpu": _cpu(),
         "os": platform.platform(),
     }
 
 
-def _blas(build: str) -> str | None:
+def blas_of(build: str) -> str | None:
     """The linear algebra library of torch, from the text about its build."""
     version = re.search(r"Math Kernel Library Version (\S+)", build)
     name = re.search(r"\bBLAS_INFO=(\w+)", build)

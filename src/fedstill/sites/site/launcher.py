@@ -226,8 +226,8 @@ class Worker:
         self._policy = policy
         context = multiprocessing.get_context("fork")
         self._pipe, other = context.Pipe()
-        self._process = context.Process(target=_work, args=(policy, other, os.getpid()), daemon=True)
-        self._process.start()
+        self.child = context.Process(target=_work, args=(policy, other, os.getpid()), daemon=True)
+        self.child.start()
         other.close()
 
     def __call__(self, spec: str, request: bytes) -> bytes:
@@ -250,12 +250,12 @@ class Worker:
                 return self._pipe.recv_bytes()
             why = f"no reply within {self._policy.max_seconds:g} s (max_seconds), so the process was ended"
         except (EOFError, OSError, MemoryError) as error:
-            self._process.join(1)
-            why = f"the process ended with code {self._process.exitcode} ({type(error).__name__}); out of memory?"
+            self.child.join(1)
+            why = f"the process ended with code {self.child.exitcode} ({type(error).__name__}); out of memory?"
         facts: dict[str, Any] = {"request": _sha256(request), "spec": _sha256(spec.encode())}
         asked = site_journal.SiteJournal(self._policy.state).standing().at.asked
         for number, each in asked.items():
-            if (each.request, each.process) == (facts["request"], self._process.pid):
+            if (each.request, each.process) == (facts["request"], self.child.pid):
                 facts["question"] = number
         log.write(self._policy, facts, "failed", why)
         return NO_REPLY
@@ -264,8 +264,8 @@ class Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.join()
+        self.child.kill()
+        self.child.join()
 
 
 def _work(policy: SitePolicy, pipe: Connection, parent: int) -> None:
