@@ -21,6 +21,7 @@ neither, and is without bias, but where nearly all is noise it may be anything.
 """
 
 import math
+from functools import cache
 
 import torch
 from jaxtyping import Float64
@@ -97,6 +98,8 @@ def temperature(
         counts: numbers of records; classes with less than one count as absent.
         degrees: degrees of freedom of each class's scores.
     """
+    from scipy.optimize import brentq  # imported here because it is slow to load
+
     there = (counts >= 1).nonzero().flatten().cpu()
     counts, sums, products = (values.double().cpu() for values in (counts, sums, products))
     number = counts[there].sum()
@@ -116,16 +119,18 @@ def temperature(
 
     scores = means[:, None] + _drawn(spread, len(there))
 
+    @cache
     def slope(t: float) -> float:
         """The derivative of the expected log loss."""
         expected = (1 - one) * slopes(scores, t).mean(1, keepdim=True) + one * slopes(others[:, None], t)
         return float(shares @ expected[:, 0])
 
     low, high = 1.0, _LARGEST * max(1.0, len(counts) / 10)
-    for _ in range(25):  # a bisection of log t
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if slope(middle) < 0 else (low, middle)
-    return low
+    if slope(low) >= 0:
+        return low
+    if slope(high) <= 0:
+        return high
+    return math.exp(brentq(lambda t: slope(math.exp(t)), math.log(low), math.log(high), xtol=1e-7))
 
 
 def _drawn(spread: Float64[Tensor, "classes classes"], present: int) -> Float64[Tensor, "n classes"]:
