@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import tiny_backbones
+import torch
 import typed_settings
 from PIL import Image
 
@@ -69,6 +71,55 @@ def test_pictures_are_evaluated_as_they_were_learnt(tmp_path: Path) -> None:
     train.parent.mkdir(parents=True)
     Image.fromarray(digits.train.images[0, 0].numpy()).save(train)
     assert fedstill.evaluate(record, tmp_path / "pictures").accuracy == expected
+
+
+@pytest.mark.parametrize("how", ["the model's network", "a backbone"])
+def test_pictures_of_another_size_are_resized_and_said_or_refused(how: str, tmp_path: Path) -> None:
+    """A hospital's pictures at their own size are judged at the run's, as its network has learnt no other."""
+    own = {"model": "convnet:width=8,depth=2"} if how != "a backbone" else {"model": "linear", "features": "scattering"}
+    task = {"clients": 2, "limit": 600, "rounds": 3, "workers": 0, "std": 0.25, "mean": 0.5}
+    record = fedstill.run("fedavg", data="digits", out=tmp_path / "run", **own, **task)  # type: ignore[arg-type]
+    digits = fedstill.load_data("digits").test
+    for i, (image, label) in enumerate(zip(digits.images, digits.labels, strict=True)):
+        picture = Image.fromarray(image[0].numpy())
+        for name, some in {"large": picture.resize((16, 16), Image.Resampling.NEAREST), "own": picture,
+                           "coloured": picture.convert("RGB")}.items():  # fmt: skip
+            place = tmp_path / name / str(int(label)) / f"{i}.png"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            some.save(place)
+    same, large = (fedstill.evaluate(record, tmp_path / name) for name in ("own", "large"))
+    assert same.accuracy == record.accuracy and not any("resized" in one for one in same.told)
+    assert large.accuracy == pytest.approx(record.accuracy, abs=0.08)
+    assert "pictures were cropped and resized to 8 x 8, the size of the run's" in large.told
+    with pytest.raises(InputError, match=r"images have shape .*3, 8, 8\); this model takes \(n, 1, 8, 8\)"):
+        fedstill.evaluate(record, tmp_path / "coloured")
+    model = record.load_model()
+    for shape in ((2, 1, 16, 16), (2, 3, 8, 8)):
+        with pytest.raises(InputError, match=r"this model takes \(n, 1, 8, 8\)"):
+            model(torch.zeros(shape, dtype=torch.uint8))
+    assert model(torch.zeros(0, 1, 8, 8, dtype=torch.uint8)).shape == (0, 10)
+
+
+@pytest.mark.slow
+def test_a_model_of_texts_takes_lists_of_texts(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    encoder = str(tiny_backbones.save_texts(tmp_path / "encoder"))
+    texts = pd.DataFrame({"text": [f"{word} of it {i % 7}" for i in range(60) for word in ("good", "bad")]})
+    texts["label"] = ["a", "b"] * 60
+    texts.to_csv(tmp_path / "texts.csv", index=False)
+    task = {"features": f"hf:{encoder}", "model": "linear", "clients": 2, "workers": 0, "out": tmp_path / "run"}
+    record = fedstill.run("fedavg", data=str(tmp_path / "texts.csv"), rounds=1, **task)  # type: ignore[arg-type]
+    model = record.load_model()
+    assert model(["good"]).shape == (1, 2) and model([]).shape == (0, 2)
+    with pytest.raises(InputError, match=r"a text alone is no list of texts; put it into one: \[text\]"):
+        model("good")
+    with pytest.raises(InputError, match="record 1 is NoneType, and a text is a str"):
+        model(["good", None])
+    texts.assign(age=[20 + i % 9 for i in range(120)]).to_csv(tmp_path / "ages.csv", index=False)
+    with pytest.raises(InputError, match="takes texts, but the records are numbers; a table's texts are taken if"):
+        fedstill.evaluate(record, tmp_path / "ages.csv")
+    with pytest.raises(InputError, match="takes texts, but the records are numbers; a table's texts are taken if"):
+        fedstill.run("fedavg", data=str(tmp_path / "ages.csv"), **{**task, "out": tmp_path / "b"})  # type: ignore[arg-type]
 
 
 def test_the_records_of_the_run_are_judged_by_those_held_out(tmp_path: Path) -> None:

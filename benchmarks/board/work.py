@@ -49,8 +49,8 @@ class Clock(Watcher):
         self._asked = 0.0
 
     @override
-    def asked(self, step: str, clients: int, answered: int) -> None:
-        self._waiting, self._asked = clients - answered, time.process_time()
+    def asked(self, step: str, clients: int, answered: int, lost: int) -> None:
+        self._waiting, self._asked = clients - answered - lost, time.process_time()
 
     @override
     def arrived(self, refusal: Refusal | None) -> None:

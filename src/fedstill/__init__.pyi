@@ -19,12 +19,12 @@ from fedstill.experiment.trained import Trained as Trained
 from fedstill.experiment.trained import load_model as load_model
 from fedstill.protocol.sides import Round as Round
 from fedstill.runs.journal import Refusal as Refusal
+from fedstill.judged import Evaluation as Evaluation
+from fedstill.judged import evaluate as evaluate
 from fedstill.library import compare as compare
 from fedstill.library import run as run
-from fedstill.studies import Evaluation as Evaluation
 from fedstill.studies import attack as attack
 from fedstill.studies import audit as audit
-from fedstill.studies import evaluate as evaluate
 from fedstill.studies import plan as plan
 from fedstill.studies import publish as publish
 from fedstill.studies import sweep as sweep

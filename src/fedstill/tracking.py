@@ -111,7 +111,7 @@ class Tracker(Watcher):
             self._attempt(lambda: self._client.close(failed=not self._concluded))
 
     @override
-    def asked(self, step: str, clients: int, answered: int) -> None:
+    def asked(self, step: str, clients: int, answered: int, lost: int) -> None:
         self._open()
 
     @override

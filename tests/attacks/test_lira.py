@@ -121,6 +121,28 @@ def test_a_curve_worked_out_by_hand() -> None:
     assert lira.tpr_at(1.0, scores, member).tpr == 1
 
 
+@pytest.mark.parametrize("shift", [0.0, 1.0, 2.5])
+def test_the_interval_of_an_area_holds_as_often_as_it_says(shift: float) -> None:
+    truth, held = norm.cdf(shift / math.sqrt(2)), 0
+    for draw in range(400):
+        scores = torch.randn(150, generator=stream(draw, "interval"), dtype=torch.float64)
+        member = torch.arange(150) % 3 == 0
+        low, high = lira.auc_interval(scores + shift * member, member)
+        assert low < lira.auc(scores + shift * member, member) < high
+        held += low <= truth <= high
+    assert 0.915 < held / 400 < 0.985, held  # three deviations of a share of .95
+
+
+def test_the_interval_of_areas_without_spread() -> None:
+    member = torch.arange(20) < 10
+    apart = torch.arange(20.0).flip(0).double()
+    assert lira.auc_interval(apart, member) == pytest.approx((0.025**0.1, 1))
+    assert lira.auc_interval(-apart, member) == pytest.approx((0, 1 - 0.025**0.1))
+    one = torch.arange(20) < 1
+    assert lira.auc_interval(torch.zeros(20).double(), member) == (0.5, 0.5)
+    assert lira.auc_interval(apart, one) == pytest.approx((0.025, 1))
+
+
 def test_equal_scores_say_nothing() -> None:
     scores, member = torch.zeros(10).double(), torch.arange(10) < 5
     assert lira.auc(scores, member) == 0.5

@@ -190,7 +190,7 @@ class Seen(Watcher):
         self.questions: list[tuple[int, int]] = []
         self.mortal = mortal
 
-    def asked(self, step: str, clients: int, answered: int) -> None:
+    def asked(self, step: str, clients: int, answered: int, lost: int) -> None:
         self.questions.append((clients, answered))
 
     def arrived(self, _: object) -> None:

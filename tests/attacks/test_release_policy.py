@@ -187,7 +187,7 @@ def stored(folder: Path, client: int = 0, name: str = "membership", **changes: A
 
 def rates_of(high: float, refuted: bool | None = None, auc: float = 0.5) -> dict[str, Any]:
     rate = {"tpr": 0.0, "low": 0.0, "high": high, "fpr_high": 0.1, "bound": None, "refuted": refuted}
-    return {"online": {"auc": auc, "rates": [{"fpr": fpr, **rate} for fpr in FPRS]}}
+    return {"online": {"auc": auc, "auc_low": 0.0, "auc_high": 1.0, "rates": [{"fpr": fpr, **rate} for fpr in FPRS]}}
 
 
 @pytest.fixture

@@ -14,7 +14,12 @@ from fedstill.methods.fedavg import FedAvg
 def example() -> dict[str, Any]:
     def form(auc: float, tpr: float) -> dict[str, Any]:
         rate = {"tpr": tpr, "low": 0.0, "high": 0.5, "bound": None, "refuted": None}
-        return {"auc": auc, "rates": [{"fpr": fpr, **rate} for fpr in (0.001, 0.01)]}
+        return {
+            "auc": auc,
+            "auc_low": auc - 0.1,
+            "auc_high": auc + 0.1,
+            "rates": [{"fpr": fpr, **rate} for fpr in (0.001, 0.01)],
+        }
 
     rates = {"precision": 0.57, "recall": 0.97, "f1": 0.72, "support": 41}
     none = {"holds": False, "unit": None, "adjacency": None, "epsilon": None, "delta": None, "adversary": None}
@@ -31,10 +36,14 @@ def example() -> dict[str, Any]:
 
 def test_the_headline_is_the_stronger_attack() -> None:
     found = results.finding(example())
-    assert "rate 8.0 %" in found and "(offline form)" in found and "AUC 0.675 (offline form" in found
+    assert (
+        "rate 8.0 %" in found
+        and "(offline form)" in found
+        and "AUC 0.675 (95 % interval 0.575 to 0.775; offline form" in found
+    )
     mixed = example()
     mixed["likelihood_ratio"]["online"]["rates"][-1]["tpr"] = 0.2
-    assert "20.0 %" in results.finding(mixed) and "AUC 0.675 (offline form" in results.finding(mixed)
+    assert "20.0 %" in results.finding(mixed) and "AUC 0.675 (" in results.finding(mixed)
 
 
 def test_the_page_has_a_table_of_networks_and_ticks_at_decades(tmp_path: Any) -> None:

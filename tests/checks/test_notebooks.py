@@ -130,18 +130,18 @@ def test_bars_in_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     with Cell("fedavg <b>, seed 0") as cell:
         assert not pages  # a run without work shows nothing
         cell.resumed(done=2, total=5)
-        cell.asked("update", 3, 1)
+        cell.asked("update", 3, 1, 0)
         cell.arrived(None)
         cell.arrived(Refusal(2, "update", None, "it sent <script>"))
         cell.logged(3, 5, {"accuracy": 0.5})
     (page,) = pages  # one output, which is updated
-    assert "<progress value='3' max='3'></progress> clients, step update: 3 of 3" in page
+    assert "<progress value='2' max='3'></progress> clients, step update, 1 left out: 2 of 3" in page
     assert "<progress value='3' max='5'></progress> rounds (accuracy 50.0 %): 3 of 5" in page
     assert "resuming: 1 of 3 replies and 2 rounds kept" in page
     assert "client 2 is left out: it sent &lt;script&gt;" in page and "fedavg &lt;b&gt;" in page
     with Cell("fedavg, seed 0") as cell:
         cell.reused("runs/first")
-        cell.asked("update", 3, 2)
+        cell.asked("update", 3, 2, 0)
         cell._drawn -= 1
         cell.working(2, "matching", 7, 300)
         assert "<progress value='7' max='300'></progress> client 2, matching: 7 of 300" in pages[-1]

@@ -139,7 +139,7 @@ def test_clients_that_may_drop_out_are_told_of(digits: Any, tmp_path: Path) -> N
 def test_lines_say_where_a_client_is() -> None:
     said: list[str] = []
     with Lines(said.append, "fedgm, seed 0", every=0.05) as lines:
-        lines.asked("distil", 3, 0)
+        lines.asked("distil", 3, 0, 0)
         lines.working(2, "matching", 7, 300)
         time.sleep(0.2)
         lines.arrived(None)

@@ -67,7 +67,7 @@ def test_a_long_step_of_one_client_says_every_while_that_it_is_at_work() -> None
 
     with Lines(said.append, "x", every=0.02) as watcher:
         wait_for("x: working; 0:0", 1)  # before the first event
-        watcher.asked("distil", 1, 0)
+        watcher.asked("distil", 1, 0, 0)
         wait_for("x: step distil, 0 of 1 clients replied; 0:", 2)
         watcher.arrived(None)
     number = len(said)
@@ -83,7 +83,7 @@ def test_time_left_follows_the_pace_of_this_start(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("fedstill.experiment.progress.time.monotonic", lambda: now)
     watcher = Lines(said.append, "x")
     watcher.resumed(done=7, total=10)
-    watcher.asked("update", 10, 2)
+    watcher.asked("update", 10, 2, 0)
     now += 60
     watcher.logged(8, 10, {"accuracy": 0.5, "loss": 2.0})
     now += 3600
@@ -107,7 +107,7 @@ def test_time_left_leaves_out_the_first_part_and_names_the_step(monkeypatch: pyt
     now = 1000.0
     monkeypatch.setattr("fedstill.experiment.progress.time.monotonic", lambda: now)
     watcher = Lines(said.append, "x")
-    watcher.asked("distil", 10, 0)
+    watcher.asked("distil", 10, 0, 0)
     for seconds in (30, 2, 2):  # the first waits for its process
         now += seconds
         watcher.arrived(None)
@@ -123,8 +123,40 @@ def test_replies_of_another_run_are_no_resumption() -> None:
     said: list[str] = []
     watcher = Lines(said.append, "x")
     watcher.reused("runs/first")
-    watcher.asked("update", 10, 9)
+    watcher.asked("update", 10, 9, 0)
     assert said[0] == "x: 9 of 10 replies are those of runs/first"
+
+
+def test_a_lost_reply_does_not_count_as_one() -> None:
+    """Of clients that are through, those who are left out are named, before and after a resumption."""
+    said: list[str] = []
+    watcher = Lines(said.append, "x")
+    watcher.asked("update", 6, 2, 1)
+    watcher.arrived(Refusal(4, "update", None, "too late"))
+    watcher.arrived(None)
+    watcher.arrived(None)
+    watcher.withdrawn(Refusal(5, "update", None, "its numbers are a hundred times those of the others"))
+    watcher.progressed("training", 1, 3)
+    assert said[0] == "x: resuming: 2 of 6 replies kept, 1 left out"
+    assert said[2] == "x: client 4 is left out: too late"
+    assert said[3].startswith("x: step update, 4 of 6 clients replied, 2 left out; 0:")
+    assert said[4].startswith("x: client 5 is left out: its numbers")
+
+
+@pytest.mark.parametrize("interactive", [False, True])
+def test_a_run_says_how_many_replied(interactive: bool, tmp_path: Path) -> None:
+    screen = io.StringIO()
+    task = Experiment(data="digits", limit=200, clients=6, min_clients=1, workers=0, model="linear", drop=0.4)
+    console = Console(file=screen, force_terminal=interactive, force_interactive=interactive, width=120)
+    with watch(console, "x") as watcher:
+        run(Job(task, find("fedavg")(rounds=1), tmp_path / "run"), watcher=watcher)
+    said = " ".join(screen.getvalue().split())
+    lost = said.count("is left out: ")
+    assert 0 < lost < 6
+    if interactive:
+        assert f"clients, step update, {lost} left out" in said and f"{6 - lost}/6" in said and "6/6" not in said
+    else:
+        assert f"step update, {6 - lost} of 6 clients replied, {lost} left out" in said
 
 
 class Stops(Watcher):
@@ -185,7 +217,7 @@ def test_a_terminal_shows_the_work_inside_a_step_until_its_reply_arrives() -> No
     console = Console(file=screen, force_terminal=True, force_interactive=True, width=80, color_system=None)
     with watch(console, "fedgm, seed 0") as watcher:
         assert isinstance(watcher, Bars)
-        watcher.asked("distil", 2, 0)
+        watcher.asked("distil", 2, 0, 0)
         watcher.working(1, "matching", 120, 300)
         watcher._progress.refresh()
         watcher.arrived(None)
@@ -198,7 +230,7 @@ def test_a_terminal_shows_the_work_inside_a_step_until_its_reply_arrives() -> No
 def test_quiet_says_nothing_but_what_one_must_know(caplog: pytest.LogCaptureFixture) -> None:
     console = Console(file=io.StringIO())
     with watch(console, "x", quiet=True) as watcher:
-        watcher.asked("update", 3, 1)
+        watcher.asked("update", 3, 1, 0)
         watcher.arrived(None)
         watcher.logged(1, 2, {"accuracy": 0.5})
         assert not caplog.records

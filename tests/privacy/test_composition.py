@@ -1,6 +1,7 @@
 """Adversaries that choose each release by the outcomes of those before, by exact computation against the filters."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,6 +63,32 @@ def test_what_one_release_costs_fits_its_budget_exactly() -> None:
         assert admits(shares, shares[0], epsilon, 1e-5)
         pure = [Pure(epsilon=epsilon)]
         assert admits(pure, pure[0], epsilon, 1e-5) and not admits([*pure, *pure], pure[0], epsilon, 1e-30)
+
+
+@pytest.mark.parametrize(
+    ("events", "unit", "words"),
+    [
+        ([Pure(epsilon=0.3)], "record", "a single release"),
+        ([Gaussian(noise_multiplier=4.0)], "record", "a single Gaussian release, exactly (Balle, Wang 2018)"),
+        (
+            [Gaussian(noise_multiplier=4.0, count=3)],
+            "record",
+            "Gaussian releases as one with the noise of all, exactly",
+        ),
+        ([Gaussian(noise_multiplier=4.0)], "label", "privacy loss distributions (dp-accounting)"),
+        ([Gaussian(noise_multiplier=4.0), Pure(epsilon=0.3)], "record", "privacy loss distributions (dp-accounting)"),
+        ([Gaussian(noise_multiplier=2.0, sampling=0.1, count=9)], "record", "privacy loss distributions"),
+        ([Gaussian(noise_multiplier=9.0, sampling=0.1, count=10**8)], "record", "Renyi divergences"),
+    ],
+)
+def test_the_way_in_which_releases_were_added_up_is_named(events: list[Event], unit: Any, words: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        if "loss" not in words:
+            patch.delattr(accounting, "pld_epsilon")
+        if "Renyi" not in words and "loss" not in words:
+            patch.delattr(accounting, "_renyi_epsilon")
+        accounting.epsilon(events, 1.1e-5, unit)  # no value that another test has made
+    assert accounting.accountant(events, unit).startswith(words)
 
 
 def test_kinds_are_not_added_up_with_the_exact_sum_of_one() -> None:

@@ -208,6 +208,10 @@ def test_a_constant_after_few_steps_names_their_number_and_the_remedy(finished: 
     assert "--tune" in " ".join(caveats.of_training(many)) and "steps in all" not in " ".join(caveats.of_training(many))
     private = replace(run, guarantee=replace(run.guarantee, holds=True, epsilon=0.1))
     assert "the noise may be too large for so few records" in " ".join(caveats.of_training(private))
+    assert "or, for a method that only adds up, masked sums" in " ".join(caveats.of_training(private))
+    task = {**private.config["experiment"], "sums": "masked:least=3,helpers=4"}
+    masked = replace(private, config={**private.config, "experiment": task})
+    assert "a smaller noise multiplier) make it smaller" in " ".join(caveats.of_training(masked))
     assert "steps in all" not in " ".join(caveats.of_run(finished([[70, 2], [2, 26]], "good")))
     assert caveats.client_steps(replace(run, config={"method": {"epsilon": None}})) is None  # of one upload
 

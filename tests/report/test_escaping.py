@@ -42,7 +42,7 @@ def test_the_page_of_an_attack(tmp_path: Path) -> None:
         "members": 39,
         "shadows": 4,
         "guarantee": {"holds": False, **dict.fromkeys(names), "reason": EVIL, "simulated": False},
-        "likelihood_ratio": {EVIL: {"auc": 0.5, "rates": [rate]}},
+        "likelihood_ratio": {EVIL: {"auc": 0.5, "auc_low": 0.4, "auc_high": 0.6, "rates": [rate]}},
     }
     curves = {EVIL: (torch.linspace(0, 1, 9), torch.linspace(0, 1, 9))}
     check(results.page(Job(Experiment(data="digits"), FedAvg(), tmp_path, label=EVIL), found, curves))

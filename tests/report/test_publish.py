@@ -150,7 +150,7 @@ def test_the_model_of_a_run_on_features_is_one_program(
 
 
 @pytest.mark.slow
-def test_images_of_a_shape_that_is_given_need_no_data(
+def test_images_need_no_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FEDSTILL_CACHE", str(tmp_path / "cache"))
@@ -161,7 +161,6 @@ def test_images_of_a_shape_that_is_given_need_no_data(
     (tmp_path / "run" / "config.json").write_text(json.dumps(config))
     words = ["publish", str(tmp_path / "run"), "--out", str(tmp_path / "out")]
     for more, sentence in (
-        ([], "'./gone.npz', which can't be read here"),
         (["--shape", "8", "8"], "give channels, height and width of an image"),
         (["--shape", "1", "16", "16"], "is made for one shape of images; leave --shape out"),
     ):
@@ -170,12 +169,16 @@ def test_images_of_a_shape_that_is_given_need_no_data(
         said = capsys.readouterr().err
         assert ended.value.code == 2 and sentence in said and said.count("\n") == 1
         assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
-    main([*words, "--shape", "1", "8", "8"])
+    main(words)
     assert (tmp_path / "out" / "model.pt2").exists()
+    monkeypatch.setattr(Trained, "pictures", property(lambda _: (), lambda *_: None), raising=False)
+    with pytest.raises(ValueError, match="the run's server had no images.*give it: --shape 3 224 224"):
+        publishing.publish(tmp_path / "run", tmp_path / "none")
+    publishing.publish(tmp_path / "run", tmp_path / "given", shape=(1, 8, 8))
 
 
 @pytest.mark.slow
-def test_the_shape_of_images_that_changed_since_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shape_of_images_is_that_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSTILL_CACHE", str(tmp_path / "cache"))
     rng, place = np.random.default_rng(0), tmp_path / "images.npz"
 
@@ -188,32 +191,7 @@ def test_the_shape_of_images_that_changed_since_is_not_taken(tmp_path: Path, mon
     trained = run("fedavg", **task, rounds=1, out=tmp_path / "run")  # type: ignore[arg-type]
     assert publishing.publish(trained.folder, tmp_path / "before")["shape"] == [1, 16, 16]
     write(24)
-    with pytest.raises(ValueError, match="its records have changed since the run.*give it: --shape"):
-        publishing.publish(trained.folder, tmp_path / "after")
-    assert publishing.publish(trained.folder, tmp_path / "given", shape=(1, 16, 16))["shape"] == [1, 16, 16]
-
-
-@pytest.mark.parametrize("rule", [{"partition": "by:folder"}, {"group": "folder"}])
-def test_the_shape_is_read_as_the_run_read_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: dict[str, str]
-) -> None:
-    """Test records are held out by whole folders then."""
-    monkeypatch.setenv("FEDSTILL_CACHE", str(tmp_path / "cache"))
-    rng = np.random.default_rng(0)
-    for k in range(100):
-        place = tmp_path / "images" / f"h{k % 5}" / "ab"[k // 5 % 2] / f"{k}.png"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 256, (16, 16), dtype=np.uint8)).save(place)
-    task = {
-        **TASK,
-        "data": str(tmp_path / "images"),
-        "limit": None,
-        "features": "scattering",
-        "model": "linear",
-        **rule,
-    }
-    trained = run("fedavg", **task, rounds=1, out=tmp_path / "run")  # type: ignore[arg-type]
-    assert publishing.publish(trained.folder, tmp_path / "out")["shape"] == [1, 16, 16]
+    assert publishing.publish(trained.folder, tmp_path / "after")["shape"] == [1, 16, 16]
 
 
 def test_what_a_killed_publication_left_is_named(finished: RunRecord, tmp_path: Path) -> None:

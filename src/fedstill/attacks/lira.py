@@ -14,9 +14,11 @@ Differs from the paper:
 import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
-from scipy.stats import beta
+from scipy.special import expit, logit
+from scipy.stats import beta, norm, rankdata
 from torch import Tensor
 
 PER_RECORD = 64
@@ -116,6 +118,29 @@ def auc(scores: Float64[Tensor, " n"], member: Bool[Tensor, " n"]) -> float:
     fpr, tpr = roc(scores, member)
     return float(torch.trapezoid(tpr, fpr))
 
+
+def auc_interval(scores: Float64[Tensor, " n"], member: Bool[Tensor, " n"]) -> tuple[float, float]:
+    """The 95 % interval of `auc` by the placements of its records (DeLong et al. 1988), on the scale of log odds.
+
+    Of areas of 0 and 1, whose placements do not vary, it is that of a share of which all or none was seen.
+    """
+    values = scores.numpy()
+    own, others = values[member.numpy()], values[~member.numpy()]
+    ranks = rankdata(np.concatenate([own, others]))
+    above = (ranks[: len(own)] - rankdata(own)) / len(others)  # of a member, the share of others with a lower score
+    below = 1 - (ranks[len(own) :] - rankdata(others)) / len(own)
+    area, least = float(above.mean()), min(len(own), len(others))
+    if not 0 < area < 1 or least < 2:
+        far = _TAIL ** (1 / least)
+        return (min(area, far), 1.0) if area > 0.5 else (0.0, max(area, 1 - far))
+    deviation = math.sqrt(above.var(ddof=1) / len(own) + below.var(ddof=1) / len(others))
+    half = norm.isf(_TAIL) * deviation / (area * (1 - area))
+    low, high = expit([logit(area) - half, logit(area) + half])
+    return float(low), float(high)
+
+
+_TAIL = 0.025
+"""Probability of each side that an interval leaves out."""
 
 FPRS = (0.001, 0.01)
 """False positive rates at which true positive rates are reported."""

@@ -158,7 +158,8 @@ def accuracy(
         most = None if limit is None else limit(fpr)
         refuted = None if limit is None else rate.low > limit(rate.fpr_high)
         rates.append({**rate._asdict(), "bound": most, "refuted": refuted})
-    return {"auc": lira.auc(ratio, member), "rates": rates}
+    low, high = lira.auc_interval(ratio, member)
+    return {"auc": lira.auc(ratio, member), "auc_low": low, "auc_high": high, "rates": rates}
 
 
 def posteriors(attack: ShadowAttack, logits_of_worlds: list[Tensor], member: Tensor, seed: int) -> dict[str, Any]:

@@ -77,10 +77,11 @@ def finding(results: dict[str, Any]) -> str:
     forms = results["likelihood_ratio"]
     best = max(forms, key=lambda form: (forms[form]["rates"][-1]["tpr"], forms[form]["auc"]))
     widest = max(forms, key=lambda form: forms[form]["auc"])
-    rate = forms[best]["rates"][-1]
+    rate, area = forms[best]["rates"][-1], forms[widest]
     return (
         f"True positive rate {100 * rate['tpr']:.1f} % at a false positive rate of {100 * rate['fpr']:g} % ({best} "
-        f"form), AUC {forms[widest]['auc']:.3f} ({widest} form; guessing has 0.5), on the {_units(results)} "
+        f"form), AUC {area['auc']:.3f} (95 % interval {area['auc_low']:.3f} to {area['auc_high']:.3f}; {widest} "
+        f"form; guessing has 0.5), on the {_units(results)} "
         f"of client {results['client']} ({results['shadows']} shadow runs{_rmia(results)})"
     )
 
@@ -110,7 +111,7 @@ def _lines(results: dict[str, Any]) -> Iterator[tuple[str, ...]]:
                 f"{100 * rate['tpr']:.2f}",
                 f"{100 * rate['low']:.2f} to {100 * rate['high']:.2f}",
                 "-" if rate["bound"] is None else f"{100 * rate['bound']:.2f}",
-                f"{rates['auc']:.3f}",
+                f"{rates['auc']:.3f} ({rates['auc_low']:.3f} to {rates['auc_high']:.3f})",
             )
 
 

@@ -230,18 +230,18 @@ def publish(words: list[str], target: "Published", form: "Format") -> None:
 
 def judge(words: list[str], judged: "Judged", form: "Format") -> None:
     """``fedstill evaluate``."""
-    from fedstill import studies
+    from fedstill import judged as judging
     from fedstill.base.lookup import add_working_folder
 
     add_working_folder()
     chosen = judged.model_dump(exclude={"predictions"})
-    found = studies.evaluate(words[0], words[1], **chosen)
+    found = judging.evaluate(words[0], words[1], **chosen)
     if judged.predictions is not None:
         found.save(judged.predictions)
     measures = found.measures()
     if form.json_:
         rows = {row.measure: {"value": row.value, "low": row.low, "high": row.high} for row in measures.itertuples()}
-        calibration = {"calibration": found.scores.calibration()} if isinstance(found, studies.Evaluation) else {}
+        calibration = {"calibration": found.scores.calibration()} if isinstance(found, judging.Evaluation) else {}
         print_json({"records": found.records, "measures": rows, **calibration, "remarks": found.remarks})
         return
     who = "persons" if found.persons is not None else "records"

@@ -53,7 +53,7 @@ def read_csv(path: Path, *, as_text: bool) -> "pa.Table":
     types = dict.fromkeys(header, pa.string()) if as_text else None
     try:
         table = arrow.read_csv(
-            io.BytesIO(text.encode()),
+            _native(text.encode()),
             parse_options=arrow.ParseOptions(delimiter=separator, newlines_in_values=True),
             convert_options=arrow.ConvertOptions(
                 column_types=types,
@@ -68,6 +68,15 @@ def read_csv(path: Path, *, as_text: bool) -> "pa.Table":
             f"{str(path)!r} cannot be read as CSV ({reason}); give each row as many cells as the header"
         ) from error
     return table.rename_columns(names)
+
+
+def _native(content: bytes) -> "pa.BufferReader":
+    """A file without a Python object in it, which Arrow's threads would release while the program ends: it aborts."""
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    sink.write(content)
+    return pa.BufferReader(sink.getvalue())
 
 
 def _check_quotes(text: str, separator: str) -> None:

@@ -212,11 +212,12 @@ def rows_of(
             it was; the caller names the file by content and backbone. None keeps the vectors in memory.
 
     Raises:
-        ValueError: the backbone takes the other kind of records, or gives values that are not finite.
+        ValueError: the backbone takes another kind of records, or gives values that are not finite.
     """
-    kind = "images" if isinstance(records, Tensor) else "texts"
+    kind = "texts" if not isinstance(records, Tensor) else "images" if records.ndim == 4 else "numbers"
     if kind != backbone.takes:
-        raise ValueError(f"the backbone {backbone.name!r} takes {backbone.takes}, but the records are {kind}")
+        remedy = "; a table's texts are taken if it has no column of numbers" if kind == "numbers" else ""
+        raise ValueError(f"the backbone {backbone.name!r} takes {backbone.takes}, but the records are {kind}{remedy}")
     half = is_half(backbone, device)
     if half or torch.device(device).type != "cpu":  # a copy, as the caller's network stays where and what it is
         net = copy.deepcopy(backbone.net).to(device, torch.bfloat16 if half else None)
@@ -335,6 +336,7 @@ def load(
         held_out=raw.held_out,
         known=raw.known,
         source=raw.fingerprint,
+        pictures=raw.shape,
         group=raw.group,
         copies=raw.copies,
         origin=raw.origin,

@@ -274,6 +274,7 @@ class DataSet:
         features: names of the columns of a table's vectors, in their order.
         held_out: whether the test records were drawn from the train records, so that each of these had a part in it.
         source: the fingerprint of the records from which a backbone made these; empty for records as they came.
+        pictures: the shape of the images from which a backbone made these; empty for others.
         known: whether the records are those that are published under the name of a known data set, by their content: a
             name that somebody gives, or a place, makes no data public.
         group: the column whose values stay on one side of every split; empty for none.
@@ -294,6 +295,7 @@ class DataSet:
     features: tuple[str, ...] = ()
     held_out: bool = False
     source: str = ""
+    pictures: tuple[int, ...] = ()
     known: bool = False
     group: str = ""
     copies: int | None = None

@@ -306,7 +306,7 @@ class ServerFederation(Federation):
         self._find_lost_releases(exchange, step, good)
         answered = {*good, *(refusal.client for refusal in refusals)}
         waiting = [client for client in asked if client not in answered]
-        self._watcher.asked(step.name, len(asked), len(asked) - len(waiting))
+        self._watcher.asked(step.name, len(asked), len(good), len(answered) - len(good))
         sizes = dict[int, float]()
         if waiting:
             checked = partial(check, exchange=exchange, step=step, facts=facts, at_most=at_most)
@@ -317,7 +317,7 @@ class ServerFederation(Federation):
         for client, reason in reply_checks.too_large(measured).items():
             refusals.append(Refusal(client, step.name, self._round, reason))
             self.journal.refuse_reply(exchange, refusals[-1])
-            self._watcher.arrived(refusals[-1])
+            self._watcher.withdrawn(refusals[-1])
             good.remove(client)
         self._check_enough(exchange, step, len(good), len(asked), at_least, refusals)
         return Replies(self.journal, self.spec.facts, exchange, step, sorted(good))
@@ -379,7 +379,7 @@ class ServerFederation(Federation):
             refusals = [Refusal(c, step.name, self._round, reason) for c, reason in opening.refusals().items()]
             for refusal in refusals:
                 self.journal.refuse_reply(terms.exchange, refusal)
-                self._watcher.arrived(refusal)
+                self._watcher.withdrawn(refusal)
             self._check_enough(terms.exchange, step, len(opening.uploads), len(clients), terms.least, refusals)
             files.write_json(reading, [upload.client for upload in opening.uploads])
         before = time.monotonic()

@@ -80,8 +80,11 @@ class Transport(ABC):
 class Watcher:
     """Observer of a run's progress; it does nothing by default. Its methods are called in the thread of the run."""
 
-    def asked(self, step: str, clients: int, answered: int) -> None:
-        """A request goes to ``clients`` clients; ``answered`` of them replied before the run was resumed."""
+    def asked(self, step: str, clients: int, answered: int, lost: int) -> None:
+        """A request goes to ``clients`` clients; before the run was resumed ``answered`` replied and ``lost`` did not.
+
+        Neither is asked again.
+        """
 
     def read(self, origin: Sequence[str]) -> None:
         """The records of a new run were read; ``origin`` tells the files of each split."""
@@ -96,7 +99,10 @@ class Watcher:
         """A client on this machine has finished ``done`` of ``total`` parts of the work ``label`` inside its step."""
 
     def arrived(self, refusal: Refusal | None) -> None:
-        """A reply has arrived; ``refusal`` is the reason if it is not used."""
+        """A client is through: its reply has arrived, or ``refusal`` says why there is none, or why it is not used."""
+
+    def withdrawn(self, refusal: Refusal) -> None:
+        """A reply that had arrived is not used after all."""
 
     def logged(self, round: int, rounds: int, values: Mapping[str, float]) -> None:
         """Round ``round`` of ``rounds`` has logged its numbers."""

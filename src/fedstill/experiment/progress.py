@@ -33,12 +33,13 @@ EVERY = 30.0
 
 @dataclass
 class _Work:
-    """Work of known size, and its pace since this process began it."""
+    """Work of known size, and its pace since this process began it; ``lost`` parts of those done gave nothing."""
 
     name: str
     done: int
     total: int
     unit: str = ""
+    lost: int = 0
     first: int = field(init=False)
     began: float = field(default_factory=lambda: time.monotonic())
 
@@ -55,7 +56,7 @@ class _Work:
         self.done = done
 
     def __str__(self) -> str:
-        return f"{self.name}, {self.done} of {self.total}{self.unit}"
+        return f"{self.name}, {self.done - self.lost} of {self.total}{self.unit}{_left_out(self.lost)}"
 
     def left(self, now: float) -> float | None:
         """Seconds that the rest takes at this pace; None before the first part."""
@@ -94,15 +95,15 @@ class ForReaders(Watcher):
         if done == total:
             self.noted(f"resuming: all {total} rounds kept")
 
-    def _note_taken_over(self, clients: int, answered: int) -> None:
+    def _note_taken_over(self, clients: int, answered: int, lost: int) -> None:
         """Note the replies and rounds of an earlier start, or of another run; at the first request."""
-        if not self._kept and not answered:
+        if not self._kept and not answered and not lost:
             return
         if self._source is not None:
-            self.noted(f"{answered} of {clients} replies are those of {self._source}")
+            self.noted(f"{answered} of {clients} replies are those of {self._source}{_left_out(lost)}")
         else:
             rounds = f" and {self._kept} round{'s' * (self._kept != 1)}" if self._kept else ""
-            self.noted(f"resuming: {answered} of {clients} replies{rounds} kept")
+            self.noted(f"resuming: {answered} of {clients} replies{rounds} kept{_left_out(lost)}")
 
 
 class Lines(ForReaders):
@@ -140,12 +141,13 @@ class Lines(ForReaders):
         self._thread.join(timeout=1)
 
     @override
-    def asked(self, step: str, clients: int, answered: int) -> None:
+    def asked(self, step: str, clients: int, answered: int, lost: int) -> None:
         name = f"step {step}"
         if self._rounds is None:
-            self._note_taken_over(clients, answered)
+            self._note_taken_over(clients, answered, lost)
             self._rounds = _Work("round", self._kept, self._number)
-        self._begin(_Work(name, answered, clients, " clients replied"), f"{name}: asking {clients} clients")
+        work = _Work(name, answered + lost, clients, " clients replied", lost)
+        self._begin(work, f"{name}: asking {clients} clients")
 
     @override
     def working(self, client: int, label: str, done: int, total: int) -> None:
@@ -154,12 +156,19 @@ class Lines(ForReaders):
     @override
     def arrived(self, refusal: Refusal | None) -> None:
         self._inside = ""
+        if refusal is not None:
+            self._write(_why(refusal))
         if self._work is not None:
+            self._work.lost += refusal is not None
             self._work.advance(self._work.done + 1)
             if self._work.done == self._work.total and not self._is_in_rounds:
                 self._write_state()
-        if refusal is not None:
-            self._write(f"client {refusal.client} is left out: {refusal.reason}")
+
+    @override
+    def withdrawn(self, refusal: Refusal) -> None:
+        if self._work is not None:
+            self._work.lost += 1
+        self._write(_why(refusal))
 
     @override
     def resumed(self, done: int, total: int) -> None:
@@ -227,6 +236,14 @@ class Lines(ForReaders):
                     self._write_state()
 
 
+def _left_out(lost: int) -> str:
+    return f", {lost} left out" if lost else ""
+
+
+def _why(refusal: Refusal) -> str:
+    return f"client {refusal.client} is left out: {refusal.reason}"
+
+
 def clock(seconds: float) -> str:
     """Minutes and seconds, as ``2:05``, or hours too, as ``1:02:05``."""
     minutes, rest = divmod(round(seconds), 60)
@@ -266,6 +283,7 @@ class Cell(ForReaders):
         self._label = label
         self._bars: dict[str, tuple[str, int, int]] = {}
         self._notes: list[str] = []
+        self._step, self._lost = "", 0
         self._began = self._drawn = time.monotonic()
         self._handle: Any = None
 
@@ -277,10 +295,11 @@ class Cell(ForReaders):
             self._draw()
 
     @override
-    def asked(self, step: str, clients: int, answered: int) -> None:
+    def asked(self, step: str, clients: int, answered: int, lost: int) -> None:
         if "clients" not in self._bars:
-            self._note_taken_over(clients, answered)
-        self._show("clients", f"clients, step {step}", answered, clients)
+            self._note_taken_over(clients, answered, lost)
+        self._step, self._lost = f"clients, step {step}", lost
+        self._show("clients", f"{self._step}{_left_out(lost)}", answered, clients)
 
     @override
     def working(self, client: int, label: str, done: int, total: int) -> None:
@@ -288,11 +307,19 @@ class Cell(ForReaders):
 
     @override
     def arrived(self, refusal: Refusal | None) -> None:
-        words, done, total = self._bars["clients"]
         self._bars.pop("inside", None)
+        self._count(replied=refusal is None, refusal=refusal)
+
+    @override
+    def withdrawn(self, refusal: Refusal) -> None:
+        self._count(replied=-1, refusal=refusal)
+
+    def _count(self, replied: int, refusal: Refusal | None) -> None:
+        _, done, total = self._bars["clients"]
         if refusal:
-            self._notes.append(f"client {refusal.client} is left out: {refusal.reason}")
-        self._show("clients", words, done + 1, total)
+            self._lost += 1
+            self._notes.append(_why(refusal))
+        self._show("clients", f"{self._step}{_left_out(self._lost)}", done + replied, total)
 
     @override
     def logged(self, round: int, rounds: int, values: Mapping[str, float]) -> None:
@@ -373,6 +400,7 @@ class Bars(ForReaders):
         self._clients: TaskID | None = None
         self._work: dict[str, TaskID] = {}
         self._inside: TaskID | None = None
+        self._step, self._lost = "", 0
 
     def __enter__(self) -> Self:
         return self
@@ -382,10 +410,11 @@ class Bars(ForReaders):
             self._progress.stop()
 
     @override
-    def asked(self, step: str, clients: int, answered: int) -> None:
-        words = f"{self.label}: clients, step {step}"
+    def asked(self, step: str, clients: int, answered: int, lost: int) -> None:
+        self._step, self._lost = f"{self.label}: clients, step {step}", lost
+        words = f"{self._step}{_left_out(lost)}"
         if self._clients is None:
-            self._note_taken_over(clients, answered)
+            self._note_taken_over(clients, answered, lost)
             self._clients = self._bar(words, answered, clients)
         self._progress.reset(self._clients, total=clients, completed=answered, description=words)
 
@@ -398,13 +427,21 @@ class Bars(ForReaders):
 
     @override
     def arrived(self, refusal: Refusal | None) -> None:
-        assert self._clients is not None
-        self._progress.advance(self._clients)
         if self._inside is not None:  # the next client's work shows it again
             self._progress.update(self._inside, visible=False)
+        self._count(replied=refusal is None, refusal=refusal)
+
+    @override
+    def withdrawn(self, refusal: Refusal) -> None:
+        self._count(replied=-1, refusal=refusal)
+
+    def _count(self, replied: int, refusal: Refusal | None) -> None:
+        assert self._clients is not None
         if refusal:
-            self._console.print(f"[yellow]client {refusal.client} is left out:[/] ", end="")
-            self._console.print(refusal.reason, markup=False)
+            self._lost += 1
+            self._console.print(_why(refusal), style="yellow", markup=False)
+        words = f"{self._step}{_left_out(self._lost)}"
+        self._progress.update(self._clients, advance=replied, description=words)
 
     @override
     def logged(self, round: int, rounds: int, values: Mapping[str, float]) -> None:

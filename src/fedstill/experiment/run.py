@@ -499,7 +499,7 @@ def _finish(
 ) -> dict[str, Any]:
     """Write the results of the run."""
     experiment, journal = job.experiment, federation.journal
-    folder.write_model(state(model), federation.task)
+    folder.write_model(state(model), {**federation.task, "pictures": list(task.pictures)})
     evaluation = federation.last(model)
     _write_judged(folder, evaluation, model, task)
     summary = {

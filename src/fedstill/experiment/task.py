@@ -155,6 +155,8 @@ class Task(NamedTuple):
     """The column of the partition by:COLUMN and its value for each test record; None where these have none."""
     test_groups: NDArray[Any] | None = None
     """The value of the column that stays together for each test record; None without such a column."""
+    pictures: tuple[int, ...] = ()
+    """Channels, height and width of the images from which a backbone made the vectors; empty for texts."""
 
     @property
     def held(self) -> int:
@@ -194,7 +196,8 @@ def share_out(
     if not share:
         _check_scale(loaded)
         alone = Task(loaded.train, loaded.test, [], loaded.class_names, loaded.fingerprint, source, backbone=backbone)
-        return alone._replace(columns=() if backbone else tuple(map(nfc, loaded.features)), copies=loaded.copies)
+        columns = () if backbone else tuple(map(nfc, loaded.features))
+        return alone._replace(columns=columns, copies=loaded.copies, pictures=loaded.pictures)
     if loaded.train.num_classes == 1 and loaded.train.targets is None:
         folders = np.unique(loaded.columns.get(FOLDER, np.empty(0, str))).tolist()
         above = f", though the folders above it differ ({', '.join(folders[:3])}, ...)" if folders else ""
@@ -289,12 +292,15 @@ def _described(
         trained, judged = (torch.from_numpy(np.concatenate(some)) for some in zip(*task.parts, strict=True))
         copies = int(twins(loaded.train.images[judged], loaded.train.images[trained]).sum())
     groups = (loaded.group, loaded.columns[loaded.group]) if loaded.group in loaded.columns else None
+    if experiment.limit is not None and experiment.limit < len(loaded.train):
+        origin = (*origin, f"{experiment.limit:,} of the train records are used, drawn at random (--limit)")
     if loaded.group:
         origin = (*origin, f"splits keep all records of a {loaded.group!r} on one side (--group)")
     columns = () if task.backbone else tuple(map(nfc, loaded.features))
     if columns:
         origin = (*origin, f"columns: {', '.join(columns[:_SHOWN])}{', ...' * (len(columns) > _SHOWN)}")
     told = task._replace(columns=columns, copies=copies, origin=origin, remarks=remarks, groups=groups)
+    told = told._replace(pictures=loaded.pictures)
     by, _, column = experiment.partition.partition(":")
     test = {} if by != "by" else loaded.test_columns if validation is None else loaded.columns
     if column in test and not experiment.local_test:

@@ -48,6 +48,8 @@ class Trained(nn.Module):
         target: range of the number that the model predicts, whose name is the only one of ``class_names``; None for
             classes.
         schema: the schema of the run's table, which makes vectors of raw rows; or None.
+        pictures: channels, height and width of the images that ``features`` take; empty for texts, and where the server
+            of the run had none.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Trained(nn.Module):
         columns: tuple[str, ...] = (),
         target: tuple[float, float] | None = None,
         schema: TableSchema | None = None,
+        pictures: tuple[int, ...] = (),
     ) -> None:
         super().__init__()
         self.network = network
@@ -70,6 +73,7 @@ class Trained(nn.Module):
         self.columns = columns
         self.target = target
         self.schema = schema
+        self.pictures = pictures
         self._backbone: Backbone | None = None
         self.eval()
 
@@ -81,7 +85,7 @@ class Trained(nn.Module):
 
         Args:
             images: uint8, or floats in [0, 1]; or vectors ``(n, d)``. They are not normalised. With `features`, images
-                of any size, uint8, or texts.
+                of the run's size, uint8, or a list of texts.
 
         Raises:
             InputError: images have another shape or type, or values outside of their range, or the backbone can't be
@@ -147,13 +151,31 @@ class Trained(nn.Module):
         names: NDArray[np.str_] = np.array(self.class_names)[self.predict_proba(records).argmax(1)]
         return names
 
+    @property
+    def side(self) -> int | None:
+        """Height and width of the images that it takes; None of others, or if the two differ."""
+        shape = self.shape if self.features is None else self.pictures
+        return shape[-1] if len(shape) == 3 and shape[-1] == shape[-2] else None
+
     def _vectors(self, records: Tensor | Sequence[str]) -> Float[Tensor, "n d"]:
-        if isinstance(records, Tensor) and (records.dtype != torch.uint8 or records.ndim != 4):
-            raise ValueError(
-                f"images are {records.dtype} of shape {tuple(records.shape)}; a backbone takes uint8 (n, c, h, w)"
-            )
-        shape = tuple(records.shape[1:]) if isinstance(records, Tensor) else ()
-        return torch.from_numpy(features.rows_of(self.backbone(shape), records))
+        if isinstance(records, str):
+            raise ValueError("a text alone is no list of texts; put it into one: [text]")
+        shape = tuple(records.shape[1:]) if isinstance(records, Tensor) and records.ndim == 4 else ()
+        if shape and self.pictures and shape != self.pictures:
+            wanted = ", ".join(map(str, self.pictures))
+            given = ", ".join(map(str, shape))
+            raise ValueError(f"images have shape (n, {given}); this model takes (n, {wanted}), as those of its run")
+        backbone = self.backbone(self.pictures or shape)
+        if isinstance(records, Tensor):
+            if backbone.takes == "images" and (records.dtype != torch.uint8 or records.ndim != 4):
+                raise ValueError(
+                    f"images are {records.dtype} of shape {tuple(records.shape)}; a backbone takes uint8 (n, c, h, w)"
+                )
+        elif (wrong := next((i for i, text in enumerate(records) if not isinstance(text, str)), None)) is not None:
+            raise ValueError(f"record {wrong} is {type(records[wrong]).__name__}, and a text is a str")
+        if not len(records):
+            return torch.zeros(0, *self.shape)
+        return torch.from_numpy(features.rows_of(backbone, records))
 
     @front_door
     def backbone(self, shape: tuple[int, ...]) -> Backbone:
@@ -228,4 +250,5 @@ def _restored(folder: Path, name: str, method: Method, weights: dict[str, Tensor
     columns = tuple(map(str, header.get("columns", ())))
     kept = RunFolder(folder).read_config().table_schema
     schema = None if kept is None or backbone is not None else TableSchema.kept(kept, str(folder))
-    return Trained(network, shape, class_names, normalisation, backbone, columns, target, schema)
+    pictures = tuple(map(int, header.get("pictures", ())))
+    return Trained(network, shape, class_names, normalisation, backbone, columns, target, schema, pictures)

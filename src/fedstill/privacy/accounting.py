@@ -119,15 +119,14 @@ def _epsilon(events: tuple[Event, ...], delta: float, unit: Unit) -> float:
         return math.inf  # with so little noise, the loss distribution takes minutes or does not fit into memory
     whole = [event for event in events if isinstance(event, Gaussian) and event.sampling == 1]
     precision = sum(event.count / event.noise_multiplier**2 for event in whole)
-    if whole and len(whole) == len(events) and unit == "record":  # together one Gaussian release of this precision
+    if _are_one_gaussian(events, unit):
         return gaussian_epsilon(precision**-0.5, delta)
     if precision > 1 / _LEAST_NOISE**2:
         return math.inf
     if any(isinstance(event, Pure) and event.epsilon > _MOST_PURE for event in events):
         return math.inf
     merged = [event for event in _merged(events) if not isinstance(event, Unbounded)]
-    sampled = [event for event in merged if isinstance(event, Gaussian) and event.sampling < 1]
-    if len(sampled) > _MOST_KINDS or any(event.count > _MOST_STEPS for event in sampled):
+    if _are_too_many(merged):
         return _renyi_epsilon(merged, delta) if unit == "record" else math.inf
 
     bounds = [pld_epsilon(merged, delta, unit)]  # of tiny losses mostly its own rounding
@@ -137,6 +136,32 @@ def _epsilon(events: tuple[Event, ...], delta: float, unit: Unit) -> float:
     if all_pure or unit == "record":  # the divergences of Gaussians are for a record that is added or removed
         bounds.append(_renyi_epsilon(merged, delta))
     return min(bounds)
+
+
+def accountant(events: Iterable[Event], unit: Unit) -> str:
+    """The way in which `epsilon` adds these events up, in words."""
+    every = tuple(events)
+    if len(every) == 1 and isinstance(every[0], Pure):
+        return "a single release"
+    if _are_one_gaussian(every, unit):
+        number = sum(event.count for event in every if isinstance(event, Gaussian))
+        what = "a single Gaussian release" if number == 1 else "Gaussian releases as one with the noise of all"
+        return f"{what}, exactly (Balle, Wang 2018)"
+    if unit == "record" and _are_too_many(_merged(every)):
+        return "Renyi divergences"
+    return "privacy loss distributions (dp-accounting)"
+
+
+def _are_one_gaussian(events: Sequence[Event], unit: Unit) -> bool:
+    """Whether they cost together what one Gaussian release costs, whose precision is the sum of theirs."""
+    on_all = (isinstance(event, Gaussian) and event.sampling == 1 for event in events)
+    return bool(events) and unit == "record" and all(on_all)
+
+
+def _are_too_many(merged: Iterable[Event]) -> bool:
+    """Whether their loss distributions would take too long to compose."""
+    sampled = [event for event in merged if isinstance(event, Gaussian) and event.sampling < 1]
+    return len(sampled) > _MOST_KINDS or any(event.count > _MOST_STEPS for event in sampled)
 
 
 def _renyi_epsilon(events: Iterable[Event], delta: float) -> float:

@@ -10,7 +10,7 @@ from annotated_types import Ge, Le
 
 from fedstill.privacy import accounting
 from fedstill.privacy.ledger import UNCOUNTABLE, Charge, by_part, total_epsilon
-from fedstill.privacy.releases import Event, Pure, Unbounded
+from fedstill.privacy.releases import Event, Unbounded
 
 ADJACENCY = {
     "record": "one record of one client is added or removed",
@@ -293,10 +293,10 @@ def of_client(entries: Sequence[Charge], delta: float, budget: float | None) -> 
         within = budget if budget is not None and epsilon <= budget else math.inf
         return within, "Renyi filter (Feldman, Zrnic 2021)"
     groups = by_part(entries)
-    if any(len(group) > 1 or not isinstance(group[0].event, Pure) for group in groups if group):
-        how = "privacy loss distributions (dp-accounting)"
-    else:
-        how = "a single release"
+    ways = dict.fromkeys(
+        accounting.accountant([entry.event for entry in group], group[0].unit) for group in groups if group
+    )
+    how = " or ".join(ways) or "none needed"
     if len(groups) > 1:
         how += f", the costliest of {len(groups)} disjoint parts of the records (parallel composition)"
     return epsilon, how

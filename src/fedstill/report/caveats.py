@@ -76,9 +76,11 @@ def of_training(run: RunRecord) -> list[str]:
     found, steps = [], client_steps(run)
     constant = run.confusion is not None and _is_constant(run.confusion)
     if constant and run.guarantee.holds and run.guarantee.epsilon:
+        once = ", or, for a method that only adds up, masked sums (--sums masked), which need noise once,"
+        masked = str(run.config["experiment"].get("sums", "")).startswith("masked")
         found.append(
-            "the noise may be too large for so few records: more clients, a larger epsilon, or masked sums (--sums "
-            "masked), which need noise once, make it smaller beside them"
+            "the noise may be too large for so few records: more clients, or less noise (a larger epsilon or a smaller "
+            f"noise multiplier){'' if masked else once} make it smaller beside them"
         )
     elif constant and (steps is None or steps >= _FEW_STEPS) and run.tries is None:
         found.append("other rates, rounds or ridges may do better (--tune), and --measure auc tells whether it ranks")

@@ -18,9 +18,7 @@ from fedstill import measures, methods
 from fedstill.base import files
 from fedstill.base.errors import first_line
 from fedstill.base.weights import state
-from fedstill.data import sources
 from fedstill.data.table_schema import TableSchema
-from fedstill.experiment.config import Experiment
 from fedstill.experiment.reuse import check_code, read_job
 from fedstill.experiment.trained import Trained, model_of
 from fedstill.report import caveats, guarantees, programs, regression, rows, spending
@@ -84,7 +82,7 @@ def publish(
     record, job = read_run(run), read_job(run, run, "")
     check_code(run, job)
     model = model_of(job)
-    taken, schema = _shape(record, job.experiment, model, shape), _schema(record, model)
+    taken, schema = _shape(model, shape), _schema(record, model)
     size = None if shape else record.config["experiment"].get("size")
     decision = decision_of(model, positive, threshold)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -126,7 +124,7 @@ def _move(part: Path, out: Path) -> None:
         raise
 
 
-def _shape(record: RunRecord, experiment: Experiment, model: Trained, given: tuple[int, ...]) -> tuple[int, ...]:
+def _shape(model: Trained, given: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of the records that the program takes."""
     if model.features is None:
         if given not in ((), model.shape):
@@ -136,16 +134,9 @@ def _shape(record: RunRecord, experiment: Experiment, model: Trained, given: tup
         if len(given) != 3 or min(given) < 1:
             raise ValueError(f"--shape is {given}; give channels, height and width of an image: --shape 3 224 224")
         return given
-    try:
-        raw = sources.load_raw(experiment.data, experiment.reading)
-        if record.get("records") in (None, raw.fingerprint):  # a server's own set has none
-            return raw.shape
-        raise ValueError("its records have changed since the run")
-    except ValueError as error:
-        raise ValueError(
-            f"the shape of the images is that of {experiment.data!r}, which can't be read here ({error}); give it: "
-            "--shape 3 224 224"
-        ) from error
+    if not model.pictures:
+        raise ValueError("the run's server had no images, whose shape the program takes; give it: --shape 3 224 224")
+    return model.pictures
 
 
 def _schema(record: RunRecord, model: Trained) -> TableSchema | None:
