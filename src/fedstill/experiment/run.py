@@ -499,7 +499,7 @@ def _finish(
 ) -> dict[str, Any]:
     """Write the results of the run."""
     experiment, journal = job.experiment, federation.journal
-    folder.write_model(state(model), {**federation.task, "pictures": list(task.pictures)})
+    folder.write_model(state(model), federation.task | ({"pictures": list(task.pictures)} if task.pictures else {}))
     evaluation = federation.last(model)
     _write_judged(folder, evaluation, model, task)
     summary = {
