@@ -8,7 +8,7 @@
     python benchmarks/board remove LABEL            # a row and its results, here only: its runs stay where they are
 
 Stopped at any moment and started again, ``run`` goes on with the job it was at. ``run --part 0 --parts 2`` beside
-``run --part 1 --parts 2`` are two processes that share the rows.
+``run --part 1 --parts 2`` are two processes that share the rows, or the jobs of the rows that are named.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import plan
+from filelock import Timeout
 from plan import Job
 
 from fedstill.base.errors import FedstillError
@@ -134,8 +135,9 @@ def run(place: Path, part: int, parts: int, until: float, labels: list[str]) -> 
     if unknown := mine - set(every):
         raise ValueError(f"{plan.METHODS.name} has no row {min(unknown)}; its rows are {', '.join(every)}")
     tries = read(TRIES)
-    for job in missing():
-        if job.label not in mine or work.is_done(job, place):
+    jobs = [job for job in missing() if job.label in mine]
+    for job in jobs[part::parts] if labels else jobs:
+        if work.is_done(job, place):
             continue
         if time.time() > until:
             return
@@ -152,8 +154,14 @@ def do_job(job: Job, tries: list[Row], place: Path) -> None:
     data, start = job.cell.data, time.time()
     own = [Job("try", job.label, plan.tuning(data), number) for number in range(plan.TRIES)]
     tried = tries + [work.row_of(one, place) for one in own if work.is_done(one, place)]
-    entry = work.do(job, plan.best(job.label, data, tried) if job.kind == "run" else 0, place)
-    failed = entry.get("failed") or entry.get("attack_failed") or ""
+    try:
+        with work.alone(job, place):
+            if work.is_done(job, place):  # by another process meanwhile
+                return
+            entry = work.do(job, plan.best(job.label, data, tried) if job.kind == "run" else 0, place)
+        failed = entry.get("failed") or entry.get("attack_failed") or ""
+    except Timeout:
+        failed = "another process is at it"
     print(f"{time.strftime('%H:%M:%S')} {job.kind} {job.name} {time.time() - start:.0f} s {failed}", flush=True)
 
 

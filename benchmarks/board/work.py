@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import plan
+from filelock import FileLock
 from plan import Job, words
 from typing_extensions import override
 
@@ -96,6 +97,13 @@ def check(label: str, row: plan.Row) -> None:
             line = words(Job("try", label, plan.tuning(data), number), 0, plan.FOLDER, row)
             parsed = parse(line)
             check_job(Run(parsed.experiment, parsed.method, Path(plan.FOLDER), name=line[1], label=label))
+
+
+def alone(job: Job, place: Path) -> FileLock:
+    """Keep other processes from the job, whose folder `do` makes anew; at once `filelock.Timeout` if one is at it."""
+    folder = place / job.name
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(folder.with_name(f".{folder.name}.lock"), timeout=0)
 
 
 def do(job: Job, chosen: int, place: Path) -> dict[str, Any]:

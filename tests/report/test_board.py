@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 import re
 import shlex
 import shutil
@@ -57,6 +58,28 @@ def lead_of(page: ModuleType, rows: list[dict[str, Any]], place: tuple[str, str,
     settled, *_ = page.decisions(questions)
     (own,) = [one for one in questions if (one.place, one.group) == (place, "no guarantee")]
     return str(page.lead(own, (own.place, own.group) in settled))
+
+
+def test_two_processes_never_do_one_job(
+    board: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job is begun anew in an empty folder, which must not be that of a process at work."""
+    work = importlib.import_module("work")
+    jobs, did = [job for job in board.plan.jobs() if job.label == "real" and job.kind == "run"][:7], list[Any]()
+    monkeypatch.setattr(board, "missing", lambda: jobs)
+    monkeypatch.setattr(work, "begin", lambda: None)
+    monkeypatch.setattr(work, "do", lambda job, *_: did.append(job) or {})
+    for part in (1, 0):
+        board.run(tmp_path, part, 2, math.inf, ["real"])
+    assert did == jobs[1::2] + jobs[::2]
+    with work.alone(jobs[0], tmp_path):
+        board.do_job(jobs[0], [], tmp_path)
+    assert len(did) == 7 and capsys.readouterr().out.endswith("another process is at it\n")
+    place = tmp_path / jobs[0].name
+    place.mkdir(parents=True)
+    (place / work.ROW).write_text("{}")
+    board.do_job(jobs[0], [], tmp_path)
+    assert len(did) == 7
 
 
 def test_a_lead_is_decided_when_every_method_has_run_with_every_seed(board: ModuleType) -> None:
