@@ -82,8 +82,10 @@ def test_pictures_of_another_size_are_resized_and_said_or_refused(how: str, tmp_
     digits = fedstill.load_data("digits").test
     for i, (image, label) in enumerate(zip(digits.images, digits.labels, strict=True)):
         picture = Image.fromarray(image[0].numpy())
-        for name, some in {"large": picture.resize((16, 16), Image.Resampling.NEAREST), "own": picture,
-                           "coloured": picture.convert("RGB")}.items():  # fmt: skip
+        forms = {"own": picture, "coloured": picture.convert("RGB")}
+        forms["large"] = picture.resize((16, 16), Image.Resampling.NEAREST)
+        forms["deep"] = Image.fromarray(image[0].numpy().astype(np.uint16) * 257)
+        for name, some in forms.items():
             place = tmp_path / name / str(int(label)) / f"{i}.png"
             place.parent.mkdir(parents=True, exist_ok=True)
             some.save(place)
@@ -91,6 +93,9 @@ def test_pictures_of_another_size_are_resized_and_said_or_refused(how: str, tmp_
     assert same.accuracy == record.accuracy and not any("resized" in one for one in same.told)
     assert large.accuracy == pytest.approx(record.accuracy, abs=0.08)
     assert "pictures were cropped and resized to 8 x 8, the size of the run's" in large.told
+    deep = fedstill.evaluate(record, tmp_path / "deep")
+    assert deep.accuracy == record.accuracy
+    assert any(one.startswith("pictures were read as --size 8 reads them, since ") for one in deep.told), deep.told
     with pytest.raises(InputError, match=r"images have shape .*3, 8, 8\); this model takes \(n, 1, 8, 8\)"):
         fedstill.evaluate(record, tmp_path / "coloured")
     model = record.load_model()
@@ -113,6 +118,11 @@ def test_a_model_of_texts_takes_lists_of_texts(tmp_path: Path) -> None:
     assert model(["good"]).shape == (1, 2) and model([]).shape == (0, 2)
     with pytest.raises(InputError, match=r"a text alone is no list of texts; put it into one: \[text\]"):
         model("good")
+    with pytest.raises(InputError, match=r"a text alone is no list of records; put it into one: \[text\]"):
+        model.predict_proba("good")
+    expected = model.predict_proba(["good", "bad of it"])
+    for given in (np.array(["good", "bad of it"]), pd.Series(["good", "bad of it"])):
+        assert np.array_equal(model.predict_proba(given), expected)
     with pytest.raises(InputError, match="record 1 is NoneType, and a text is a str"):
         model(["good", None])
     texts.assign(age=[20 + i % 9 for i in range(120)]).to_csv(tmp_path / "ages.csv", index=False)

@@ -376,9 +376,10 @@ def _of_size(read: Callable[[int | None], R], size: int | None, run: _Past | Non
         return read(size), ()
     try:
         found = read(None)
-    except ValueError:  # pictures of several sizes, or what ``size`` does not mend
-        found = None
-    if found is not None and _side(found) in (None, (size, size)):
+    except ValueError as error:  # pictures of several sizes or forms, or what ``size`` does not mend
+        told = (f"pictures were read as --size {size} reads them, since {str(error).partition(';')[0]}",)
+        return read(size), told
+    if _side(found) in (None, (size, size)):
         return found, ()
     return read(size), (f"pictures were cropped and resized to {size} x {size}, the size of the run's",)
 

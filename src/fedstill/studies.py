@@ -170,6 +170,7 @@ def publish(
     gate: str | Path | None = None,
     positive: str | None = None,
     threshold: float | None = None,
+    shape: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Write a run's model as files for plain PyTorch, with a model card, as ``fedstill publish``.
 
@@ -180,6 +181,7 @@ def publish(
         gate: TOML file of a policy that the run must meet (`fedstill.attacks.release_policy`).
         positive: the class of two that ``threshold`` is for; by default the last.
         threshold: probability from which it is predicted, on the card and in ``rows.py``; the likelier class otherwise.
+        shape: channels, height and width of the images of a run on features; by default those of the run.
 
     Returns:
         The model's facts and the names of its files.
@@ -189,7 +191,7 @@ def publish(
     """
     folder = run.folder if isinstance(run, RunRecord) else Path(run)
     asked = () if gate is None else pass_gate(folder, Path(gate))
-    chosen: dict[str, Any] = {"onnx": onnx, "positive": positive, "threshold": threshold}
+    chosen: dict[str, Any] = {"onnx": onnx, "positive": positive, "threshold": threshold, "shape": tuple(shape)}
     return publishing.publish(folder, Path(out), attacks=findings.stored(folder), gate=asked, **chosen)
 
 

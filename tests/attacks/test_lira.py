@@ -136,11 +136,22 @@ def test_the_interval_of_an_area_holds_as_often_as_it_says(shift: float) -> None
 def test_the_interval_of_areas_without_spread() -> None:
     member = torch.arange(20) < 10
     apart = torch.arange(20.0).flip(0).double()
-    assert lira.auc_interval(apart, member) == pytest.approx((0.025**0.1, 1))
-    assert lira.auc_interval(-apart, member) == pytest.approx((0, 1 - 0.025**0.1))
-    one = torch.arange(20) < 1
-    assert lira.auc_interval(torch.zeros(20).double(), member) == (0.5, 0.5)
-    assert lira.auc_interval(apart, one) == pytest.approx((0.025, 1))
+    wilson = 10 / (10 + norm.isf(0.025) ** 2)
+    assert lira.auc_interval(apart, member) == pytest.approx((wilson, 1))
+    assert lira.auc_interval(-apart, member) == pytest.approx((0, 1 - wilson))
+    low, high = lira.auc_interval(torch.zeros(20).double(), member)
+    assert low == pytest.approx(1 - high) and 0.2 < low < 0.3
+    low, high = lira.auc_interval(apart, torch.arange(20) < 1)
+    assert high == 1 and low < 0.3
+
+
+def test_the_interval_of_an_area_holds_with_few_members() -> None:
+    held = 0
+    for draw in range(400):
+        scores = torch.randn(55, generator=stream(draw, "few"), dtype=torch.float64)
+        low, high = lira.auc_interval(scores, torch.arange(55) < 5)
+        held += low <= 0.5 <= high
+    assert held / 400 > 0.915, held
 
 
 def test_equal_scores_say_nothing() -> None:

@@ -18,11 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from pyarrow import csv as arrow_csv
 
 import fedstill
 from fedstill.base.errors import InputError
 from fedstill.cli import main
-from fedstill.data import own, sources, walk
+from fedstill.data import csv_files, own, sources, walk
 from fedstill.data.own import given
 from fedstill.data.places import Reading
 from fedstill.data.table_schema import TableSchema
@@ -186,6 +187,24 @@ def test_texts_are_compared_as_cells_are() -> None:
     assert found["f=Caf\u00e9"] == [1, 1] and found["died"] == ["\u00e9", "yes"]
     with pytest.raises(ValueError, match="the schema that runs/old has kept is refused: "):
         TableSchema.kept({"target": "died", "classes": ["no", "yes"], "columns": {}}, "runs/old")
+
+
+def test_a_cell_of_megabytes_is_read(tmp_path: Path) -> None:
+    (tmp_path / "long.csv").write_text(f'a,b\n1,"{"x" * 3_000_000}"\n2,y\n')
+    table = csv_files.read_csv(tmp_path / "long.csv", as_text=False)
+    assert [len(text) for text in table["b"].to_pylist()] == [3_000_000, 1]
+
+
+def test_a_csv_file_reaches_arrow_s_threads_without_a_python_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that releases one while the program ends aborts it (exit code 134 in place of 2)."""
+    read, sources = arrow_csv.read_csv, list[object]()
+    monkeypatch.setattr(arrow_csv, "read_csv", lambda source, **more: (sources.append(source), read(source, **more))[1])
+    (tmp_path / "some.csv").write_text("a,b\n1,x\n")
+    csv_files.read_csv(tmp_path / "some.csv", as_text=False)
+    (source,) = sources
+    assert isinstance(source, pa.BufferReader)
 
 
 @pytest.mark.parametrize("role", ["group", "site"])

@@ -76,7 +76,16 @@ def test_what_one_release_costs_fits_its_budget_exactly() -> None:
             "Gaussian releases as one with the noise of all, exactly",
         ),
         ([Gaussian(noise_multiplier=4.0)], "label", "privacy loss distributions (dp-accounting)"),
-        ([Gaussian(noise_multiplier=4.0), Pure(epsilon=0.3)], "record", "privacy loss distributions (dp-accounting)"),
+        (
+            [Gaussian(noise_multiplier=4.0), Pure(epsilon=0.3)],
+            "record",
+            "privacy loss distributions (dp-accounting) or R",
+        ),
+        (
+            [Pure(epsilon=1e-5)] * 200,
+            "label",
+            "privacy loss distributions (dp-accounting), Renyi divergences or the sum",
+        ),
         ([Gaussian(noise_multiplier=2.0, sampling=0.1, count=9)], "record", "privacy loss distributions"),
         ([Gaussian(noise_multiplier=9.0, sampling=0.1, count=10**8)], "record", "Renyi divergences"),
     ],

@@ -68,6 +68,18 @@ def test_the_state_follows_a_run(followed: tuple[Path, list[Any]]) -> None:
     assert seen[0].left is None and seen[3].left is not None
 
 
+def test_lost_replies_are_neither_answers_nor_awaited(tmp_path: Path) -> None:
+    peek = Peek(tmp_path / "run")
+    task = {**TASK, "clients": 6, "min_clients": 1, "drop": 0.4}
+    record = fedstill.run("fedavg-p", **task, public="noise=60", epsilon=4.0, out=peek.folder, watcher=peek)
+    lost = len(record["refused"])
+    assert 0 < lost < 6
+    assert (live(peek.folder).answered, live(peek.folder).refused) == (6 - lost, lost)
+    assert all(state.answered + state.refused <= 6 for state in peek.seen)
+    waiting = [state.left for state in peek.seen if state.answered + state.refused == 6 and not state.round]
+    assert set(waiting) <= {None}
+
+
 def test_time_left_is_the_pace_of_the_parts_after_the_first() -> None:
     assert time_left([0.0], 10, 0.0) is None
     assert time_left([0.0, 8.0], 10, 0.0) == 72.0

@@ -172,7 +172,7 @@ def test_images_need_no_data(
     main(words)
     assert (tmp_path / "out" / "model.pt2").exists()
     monkeypatch.setattr(Trained, "pictures", property(lambda _: (), lambda *_: None), raising=False)
-    with pytest.raises(ValueError, match="the run's server had no images.*give it: --shape 3 224 224"):
+    with pytest.raises(ValueError, match="the run keeps no shape of images.*give it: --shape 3 224 224"):
         publishing.publish(tmp_path / "run", tmp_path / "none")
     publishing.publish(tmp_path / "run", tmp_path / "given", shape=(1, 8, 8))
 

@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from scipy.special import expit, logit
 from scipy.stats import beta, norm, rankdata
+from scipy.stats import t as student
 from torch import Tensor
 
 PER_RECORD = 64
@@ -122,7 +123,8 @@ def auc(scores: Float64[Tensor, " n"], member: Bool[Tensor, " n"]) -> float:
 def auc_interval(scores: Float64[Tensor, " n"], member: Bool[Tensor, " n"]) -> tuple[float, float]:
     """The 95 % interval of `auc` by the placements of its records (DeLong et al. 1988), on the scale of log odds.
 
-    Of areas of 0 and 1, whose placements do not vary, it is that of a share of which all or none was seen.
+    Student's distribution has as many degrees of freedom as the fewer of members and others have. Where placements do
+    not vary, as if all scores are equal, it is Wilson's interval of a share of so many.
     """
     values = scores.numpy()
     own, others = values[member.numpy()], values[~member.numpy()]
@@ -130,11 +132,15 @@ def auc_interval(scores: Float64[Tensor, " n"], member: Bool[Tensor, " n"]) -> t
     above = (ranks[: len(own)] - rankdata(own)) / len(others)  # of a member, the share of others with a lower score
     below = 1 - (ranks[len(own) :] - rankdata(others)) / len(own)
     area, least = float(above.mean()), min(len(own), len(others))
-    if not 0 < area < 1 or least < 2:
-        far = _TAIL ** (1 / least)
-        return (min(area, far), 1.0) if area > 0.5 else (0.0, max(area, 1 - far))
-    deviation = math.sqrt(above.var(ddof=1) / len(own) + below.var(ddof=1) / len(others))
-    half = norm.isf(_TAIL) * deviation / (area * (1 - area))
+    deviation = 0.0
+    if least > 1:
+        deviation = math.sqrt(above.var(ddof=1) / len(own) + below.var(ddof=1) / len(others))
+    if not deviation or not 0 < area < 1:
+        square = norm.isf(_TAIL) ** 2
+        centre = (area + square / (2 * least)) / (1 + square / least)
+        half = math.sqrt(square * area * (1 - area) / least + (square / least) ** 2 / 4) / (1 + square / least)
+        return max(0.0, centre - half), min(1.0, centre + half)
+    half = student.isf(_TAIL, least - 1) * deviation / (area * (1 - area))
     low, high = expit([logit(area) - half, logit(area) + half])
     return float(low), float(high)
 

@@ -6,6 +6,7 @@ enters them may depend on other records.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -196,7 +197,13 @@ def _depending(rows: Tensor, others: Tensor, removed: int | None) -> int | None:
     left = torch.arange(len(rows)) != removed
     differing = ((rows[left] != others) & ~(rows[left].isnan() & others.isnan())).flatten(1 if rows.ndim > 1 else 0)
     places = (differing.any(1) if rows.ndim > 1 else differing).nonzero()
-    return int(torch.arange(len(rows))[left][places[0, 0]]) if len(places) else None
+    if not len(places) or not Counter(_each(others)) - Counter(_each(rows)):  # the same rows in another order
+        return None
+    return int(torch.arange(len(rows))[left][places[0, 0]])
+
+
+def _each(rows: Tensor) -> Iterator[bytes]:
+    return (row.tobytes() for row in rows.detach().cpu().numpy())
 
 
 def _noised(releases: list[Exact], others: list[Exact]) -> str:

@@ -31,6 +31,8 @@ from fedstill.protocol import Method
 
 _PUBLIC = 200
 """Public records of a run, for methods that need some."""
+_OTHERS = 3
+"""Records of other classes beside a class that grows."""
 _LONG = 1e6
 """Length of an outlying vector, in standard deviations of the others."""
 
@@ -201,7 +203,7 @@ def _records(settings: CheckSettings, number: int, *name: str) -> Records:
 
 
 def _pairs(settings: CheckSettings, *, labels: bool) -> Iterator[Pair]:
-    """For each size five records that differ, and two data sets without a record in common."""
+    """For each size six records that differ, and two data sets without a record in common."""
     for number in settings.records:
         plain = _records(settings, number)
         single = torch.where(torch.arange(number) == number - 1, settings.classes - 1, _of_others(settings, number))
@@ -210,6 +212,10 @@ def _pairs(settings: CheckSettings, *, labels: bool) -> Iterator[Pair]:
             "a record in the middle": (plain, number // 2),
             "the only record of its class": (replace(plain, labels=single, images=_longest(plain.images)), number - 1),
             "a record of zeros": (replace(plain, images=_with_last(plain.images, 0)), number - 1),
+            "a record that is there twice": (
+                replace(plain, images=_with_last(plain.images, plain.images[0])),
+                number - 1,
+            ),
             "an outlier": (replace(plain, images=_outlying(plain.images)), number - 1),
         }
         for words, (more, place) in choices.items():
@@ -223,7 +229,7 @@ def _pairs(settings: CheckSettings, *, labels: bool) -> Iterator[Pair]:
 
 def _growing(settings: CheckSettings, *, labels: bool) -> Iterator[Pair]:
     """The last class grows record by record, and the client with it; or labels of others become its own, one by one."""
-    others, grown = 2 * settings.classes, settings.class_records
+    others, grown = _OTHERS, settings.class_records
     number = grown if labels else others + grown
     plain = _records(settings, number, "a growing class")
     rest = _of_others(settings, number)
@@ -259,8 +265,8 @@ def _longest(records: Tensor) -> Tensor:
     return _with_last(records, 255) if records.ndim > 2 else records
 
 
-def _with_last(records: Tensor, value: int) -> Tensor:
-    """The same with a last record that has ``value`` everywhere."""
+def _with_last(records: Tensor, value: Tensor | int) -> Tensor:
+    """The same with the last record ``value``, or with this number everywhere."""
     found = records.clone()
     found[-1] = value
     return found

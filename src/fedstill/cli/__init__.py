@@ -42,6 +42,7 @@ commands:
   attack RUN [ATTACK]         infer training records from a run
   audit METHOD ...            prove lower bounds on a method's epsilon
   check METHOD                compare a method of your own on neighbours
+  evaluate RUN DATA           judge the model of a run on other records
   publish RUN                 write the model for plain PyTorch, with a card
   server COMMAND              set up and run the server of real sites
   site COMMAND FOLDER         set up, run, show and govern a real site

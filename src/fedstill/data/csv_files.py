@@ -13,6 +13,8 @@ from fedstill.base.lookup import nfc
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_BLOCK = 16 << 20
+"""Bytes that are read at a time, of which no row may have more."""
 _SNIFFED = 64 * 1024
 """Characters of a file by which its separator is found."""
 
@@ -54,6 +56,7 @@ def read_csv(path: Path, *, as_text: bool) -> "pa.Table":
     try:
         table = arrow.read_csv(
             _native(text.encode()),
+            read_options=arrow.ReadOptions(block_size=_BLOCK),
             parse_options=arrow.ParseOptions(delimiter=separator, newlines_in_values=True),
             convert_options=arrow.ConvertOptions(
                 column_types=types,

@@ -149,7 +149,10 @@ def accountant(events: Iterable[Event], unit: Unit) -> str:
         return f"{what}, exactly (Balle, Wang 2018)"
     if unit == "record" and _are_too_many(_merged(every)):
         return "Renyi divergences"
-    return "privacy loss distributions (dp-accounting)"
+    pure = all(isinstance(event, Pure) for event in every)
+    others = " or Renyi divergences, the smaller" if unit == "record" else ""
+    others = ", Renyi divergences or the sum of epsilons, the smallest" if pure else others
+    return f"privacy loss distributions (dp-accounting){others}"
 
 
 def _are_one_gaussian(events: Sequence[Event], unit: Unit) -> bool:

@@ -135,7 +135,7 @@ def _shape(model: Trained, given: tuple[int, ...]) -> tuple[int, ...]:
             raise ValueError(f"--shape is {given}; give channels, height and width of an image: --shape 3 224 224")
         return given
     if not model.pictures:
-        raise ValueError("the run's server had no images, whose shape the program takes; give it: --shape 3 224 224")
+        raise ValueError("the run keeps no shape of images, as one whose server has none; give it: --shape 3 224 224")
     return model.pictures
 
 

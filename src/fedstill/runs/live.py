@@ -13,7 +13,7 @@ from fedstill.privacy import guarantee
 from fedstill.privacy.ledger import UNCOUNTABLE, Charge
 from fedstill.privacy.releases import UNITS, Unit
 from fedstill.runs.folder import RunFolder
-from fedstill.runs.journal import EVALUATIONS, JournalFiles
+from fedstill.runs.journal import EVALUATIONS, JournalFiles, exchange_of
 from fedstill.runs.listing import entry
 from fedstill.runs.pieces import Config
 
@@ -83,7 +83,7 @@ class Live(NamedTuple):
         rounds: number of rounds of the run, or None if its method does not state one.
         step: name of the step that clients were asked for last; empty before the first request.
         asked: number of clients that this request was sent to so far.
-        answered: number of clients that replied to it.
+        answered: number of clients that replied to it, without those whose reply is not used.
         clients: number of clients.
         refused: number of replies so far that are not used.
         bytes_up: bytes of all replies so far.
@@ -140,12 +140,13 @@ def live(path: Path, known: dict[Path, Counted] | None = None) -> Live:
     seconds = [line["seconds"] for line in metrics if line["seconds"] is not None]
     total = rounds if isinstance(rounds, int) else None
     accuracies = [(line["round"], line["accuracy"]) for line in metrics if line["accuracy"] is not None]
+    lost = {int(file.stem) for file in journal.refusals() if exchange_of(file.parent) == last}
     ups = [m["seconds"] for m in messages if m.get("up") and m["exchange"] == last]
     left = None
     if found.state == "running" and total is not None and total > 1:
         left = time_left([0.0, *seconds], total, _idle(folder.metrics)) if seconds else None
-    elif found.state == "running" and ups and len(up) < clients:
-        left = time_left([0.0, *ups], clients, _idle(journal.meter))
+    elif found.state == "running" and ups and len(up | lost) < clients:
+        left = time_left([0.0, *ups], clients - len(lost - up), _idle(journal.meter))
     return Live(
         label=config.label,
         method=found.method,
@@ -155,7 +156,7 @@ def live(path: Path, known: dict[Path, Counted] | None = None) -> Live:
         rounds=total,
         step="" if last is None else journal.step(last) or "",
         asked=len(down),
-        answered=len(up),
+        answered=len(up - lost),
         clients=clients,
         refused=len(journal.refusals()),
         bytes_up=sum(m.get("up", 0) for m in messages),
