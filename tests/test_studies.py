@@ -118,7 +118,7 @@ def test_a_model_of_texts_takes_lists_of_texts(tmp_path: Path) -> None:
     assert model(["good"]).shape == (1, 2) and model([]).shape == (0, 2)
     with pytest.raises(InputError, match=r"a text alone is no list of texts; put it into one: \[text\]"):
         model("good")
-    with pytest.raises(InputError, match=r"a text alone is no list of records; put it into one: \[text\]"):
+    with pytest.raises(InputError, match=r"a text alone is no list of texts; put it into one: \[text\]"):
         model.predict_proba("good")
     expected = model.predict_proba(["good", "bad of it"])
     for given in (np.array(["good", "bad of it"]), pd.Series(["good", "bad of it"])):

@@ -38,6 +38,7 @@ def test_a_log_has_a_line_for_each_round_and_the_result(tmp_path: Path, capsys: 
         [
             "train: 1,438 records, as given",
             "test: 359 records, a fifth of each class, held out of the train records",
+            r"100 of the train records are used, drawn at random \(--limit\)",
             "step update: asking 2 clients",
             f"step update, 2 of 2 clients replied; {TIME} elapsed",
             rf"round 1 of 3; accuracy \d+\.\d %; {TIME} elapsed; about {TIME} left",

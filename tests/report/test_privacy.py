@@ -37,7 +37,7 @@ def test_the_ledger_of_a_private_run(tmp_path: Path, capsys: pytest.CaptureFixtu
     text = told(capsys, "privacy", out)
     assert "fedauxfdp, seed 0: eps 2.0" in text.replace("eps 2.01", "eps 2.0")
     assert "each of 3" in text
-    assert "composed by: a single Gaussian release, exactly (Balle, Wang 2018)" in text
+    assert "composed by: Gaussian releases as one with the noise of all, exactly (Balle, Wang 2018)" in text
     assert "sqrt" in text or "sensitivity" in text
     assert "in total, per record of one client: epsilon 2.0" in text
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())["guarantee"]

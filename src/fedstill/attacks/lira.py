@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from scipy.special import expit, logit
-from scipy.stats import beta, norm, rankdata
+from scipy.stats import beta, rankdata
 from scipy.stats import t as student
 from torch import Tensor
 
@@ -124,7 +124,7 @@ def auc_interval(scores: Float64[Tensor, " n"], member: Bool[Tensor, " n"]) -> t
     """The 95 % interval of `auc` by the placements of its records (DeLong et al. 1988), on the scale of log odds.
 
     Student's distribution has as many degrees of freedom as the fewer of members and others have. Where placements do
-    not vary, as if all scores are equal, it is Wilson's interval of a share of so many.
+    not vary, as if all scores are equal, it is the `interval` of a share of so many.
     """
     values = scores.numpy()
     own, others = values[member.numpy()], values[~member.numpy()]
@@ -136,17 +136,11 @@ def auc_interval(scores: Float64[Tensor, " n"], member: Bool[Tensor, " n"]) -> t
     if least > 1:
         deviation = math.sqrt(above.var(ddof=1) / len(own) + below.var(ddof=1) / len(others))
     if not deviation or not 0 < area < 1:
-        square = norm.isf(_TAIL) ** 2
-        centre = (area + square / (2 * least)) / (1 + square / least)
-        half = math.sqrt(square * area * (1 - area) / least + (square / least) ** 2 / 4) / (1 + square / least)
-        return max(0.0, centre - half), min(1.0, centre + half)
-    half = student.isf(_TAIL, least - 1) * deviation / (area * (1 - area))
+        return interval(area * least, least)
+    half = student.isf(0.025, least - 1) * deviation / (area * (1 - area))
     low, high = expit([logit(area) - half, logit(area) + half])
     return float(low), float(high)
 
-
-_TAIL = 0.025
-"""Probability of each side that an interval leaves out."""
 
 FPRS = (0.001, 0.01)
 """False positive rates at which true positive rates are reported."""

@@ -135,11 +135,9 @@ class Trained(nn.Module):
             if lacking := next((name for name in self.columns if name not in names), None):
                 raise ValueError(f"the table lacks the column {lacking!r}; the model takes {', '.join(self.columns)}")
             records = np.stack([np.asarray(records[name], np.float64) for name in self.columns], 1)
-        if isinstance(records, str):
-            raise ValueError("a text alone is no list of records; put it into one: [text]")
-        if not isinstance(records, Tensor | list | tuple) and np.asarray(records).dtype.kind in "UO":  # texts
+        if not isinstance(records, Tensor | list | tuple | str) and np.asarray(records).dtype.kind in "UO":  # texts
             records = np.asarray(records).tolist()
-        if not isinstance(records, Tensor | list | tuple):
+        if not isinstance(records, Tensor | list | tuple | str):
             records = torch.from_numpy(np.ascontiguousarray(records))
         if isinstance(records, Tensor) and not bool(records.isfinite().all()):
             row = int((~records.isfinite()).flatten(1).any(1).nonzero()[0])
