@@ -140,7 +140,8 @@ def live(path: Path, known: dict[Path, Counted] | None = None) -> Live:
     seconds = [line["seconds"] for line in metrics if line["seconds"] is not None]
     total = rounds if isinstance(rounds, int) else None
     accuracies = [(line["round"], line["accuracy"]) for line in metrics if line["accuracy"] is not None]
-    lost = {int(file.stem) for file in journal.refusals() if exchange_of(file.parent) == last}
+    refusals = journal.refusals()
+    lost = {int(file.stem) for file in refusals if exchange_of(file.parent) == last}
     ups = [m["seconds"] for m in messages if m.get("up") and m["exchange"] == last]
     left = None
     if found.state == "running" and total is not None and total > 1:
@@ -158,7 +159,7 @@ def live(path: Path, known: dict[Path, Counted] | None = None) -> Live:
         asked=len(down),
         answered=len(up - lost),
         clients=clients,
-        refused=len(journal.refusals()),
+        refused=len(refusals),
         bytes_up=sum(m.get("up", 0) for m in messages),
         bytes_down=sum(m.get("down", 0) for m in messages),
         accuracy=found.accuracy,
