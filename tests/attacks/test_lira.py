@@ -164,6 +164,13 @@ def test_there_must_be_members_and_others() -> None:
         lira.roc(torch.zeros(3).double(), torch.ones(3, dtype=torch.bool))
 
 
+def test_scores_that_are_no_numbers_are_refused() -> None:
+    scores, member = torch.tensor([1.0, math.nan, 0.0]).double(), torch.tensor([True, False, False])
+    for judged in (lira.roc, lira.auc, lira.auc_interval):
+        with pytest.raises(ValueError, match="1 of 3 scores are not numbers"):
+            judged(scores, member)
+
+
 @pytest.mark.parametrize(("successes", "trials"), [(0, 50), (1, 50), (25, 50), (50, 50), (3, 1000)])
 def test_intervals_are_exact(successes: int, trials: int) -> None:
     truth = binomtest(successes, trials).proportion_ci(0.95, method="exact")

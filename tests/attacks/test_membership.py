@@ -1,6 +1,7 @@
 """``fedstill attack``: finds members where a model remembers them, goes on after a crash, asks nobody in vain."""
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -391,6 +392,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     files.write_checked(world, wire.pack(old, {}))  # as of a run of other attacks
     main(["attack", str(folder), "--shadows", "4", "--client", "1"])
     assert "does not fit these records; delete" in fails(str(folder), "--score", "rmia", "--client", "1")
+    files.write_checked(world, wire.pack({"logits": old["logits"] * math.inf}, {}))
+    assert "its training diverged and no score can be computed" in fails(str(folder), "--shadows", "4", "--client", "1")
     assert "the run comes first: fedstill attack RUN" in fails("--shadows", "4")
     assert "--shadows is 3; it must be an even number of 4 or more" in fails(str(folder), "--shadows", "3")
     assert "--client is -1; it must be greater than or equal to 0" in fails(str(folder), "--client", "-1")

@@ -68,6 +68,29 @@ def test_all_methods_that_say_so_are_here() -> None:
     assert set(saying) - sums == set(SERVER)
 
 
+def test_a_run_on_the_replies_of_another_says_so_and_not_that_it_resumes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where that one ran in another environment; a second start of its own does resume."""
+    words = "run real --data digits --limit 80 --clients 2 --model convnet:width=8,depth=2 --workers 0".split()
+    words += ["--training.epochs", "1"]
+    main([*words, "--out", str(tmp_path / "first")])
+    place = tmp_path / "first" / "environment.jsonl"
+    place.write_text(place.read_text().replace('"torch": "', '"torch": "0.'))
+    again = ["run", "--replies", str(tmp_path / "first"), "real", "--training.epochs", "2"]
+    again += ["--out", str(tmp_path / "second")]
+    capsys.readouterr()
+    main(again)
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"2 of 2 replies are those of {tmp_path / 'first'}" in told and "resuming" not in told
+    assert f"the replies of {tmp_path / 'first'} are from another environment (torch was 0." in told
+    before, own = RunFolder(tmp_path / "second").read_environments()
+    assert before["of"] == str(tmp_path / "first") and "of" not in own
+    (tmp_path / "second" / "summary.json").unlink()
+    main(again)
+    assert "resuming: 2 of 2 replies kept" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", SERVER)
 def test_first_replies_depend_on_the_settings_that_are_named(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

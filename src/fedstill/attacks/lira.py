@@ -96,22 +96,29 @@ def roc(scores: Float64[Tensor, " n"], member: Bool[Tensor, " n"]) -> tuple[Tens
     """False and true positive rates at every threshold, ``(t,)`` each, from (0, 0) to (1, 1).
 
     Raises:
-        ValueError: all records are members, or none is.
+        ValueError: all records are members, or none is, or a score is not a number.
     """
     false, true = _counts(scores, member)
     return false.double() / false[-1], true.double() / true[-1]
 
 
 def _counts(scores: Tensor, member: Tensor) -> tuple[Int64[Tensor, " t"], Int64[Tensor, " t"]]:
-    members, n = int(member.sum()), len(member)
-    if not 0 < members < n:
-        raise ValueError(f"{members} of {n} records are members; there must be members and non-members")
+    _check(scores, member)
+    n = len(member)
     order = scores.argsort(descending=True, stable=True)
     last = torch.cat([scores[order].diff() != 0, torch.ones(1, dtype=torch.bool)])  # of equal scores
     true = member[order].cumsum(0)
     false = torch.arange(1, n + 1) - true
     start = torch.zeros(1, dtype=torch.int64)
     return torch.cat([start, false[last]]), torch.cat([start, true[last]])
+
+
+def _check(scores: Tensor, member: Tensor) -> None:
+    members, n = int(member.sum()), len(member)
+    if not 0 < members < n:
+        raise ValueError(f"{members} of {n} records are members; there must be members and non-members")
+    if unknown := int(scores.isnan().sum()):
+        raise ValueError(f"{unknown} of {n} scores are not numbers, which have no place in an order; leave them out")
 
 
 def auc(scores: Float64[Tensor, " n"], member: Bool[Tensor, " n"]) -> float:
@@ -125,7 +132,11 @@ def auc_interval(scores: Float64[Tensor, " n"], member: Bool[Tensor, " n"]) -> t
 
     Student's distribution has as many degrees of freedom as the fewer of members and others have. Where placements do
     not vary, as if all scores are equal, it is the `interval` of a share of so many.
+
+    Raises:
+        ValueError: as `roc`.
     """
+    _check(scores, member)
     values = scores.numpy()
     own, others = values[member.numpy()], values[~member.numpy()]
     ranks = rankdata(np.concatenate([own, others]))

@@ -396,9 +396,15 @@ def _world(
     stored = wire.unpack(files.read_checked(out / _OUTPUTS, f"delete {out} and attack again"))[0]
     found = Outputs(stored["logits"], stored.get("population", torch.empty(2, 0, victim.own.num_classes)))
     for logits, records in zip(found, (victim.own, victim.others), strict=True):
-        right = logits.shape == (2, len(records), records.num_classes) and torch.isfinite(logits).all()
-        if not (right or (records is victim.others and not needs_others)):
+        if records is victim.others and not needs_others:
+            continue
+        if logits.shape != (2, len(records), records.num_classes):
             raise files.Damaged(f"{out / _OUTPUTS} does not fit these records; delete {out} and attack again")
+        if not torch.isfinite(logits).all():
+            raise ValueError(
+                f"the model of {again.label} has outputs that are no finite numbers, so its training diverged and no "
+                "score can be computed; attack a run that converges, as with a lower learning rate"
+            )
     return found
 
 

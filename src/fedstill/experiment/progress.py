@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -275,7 +276,47 @@ _EVERY = 0.2
 """Minimum seconds between two drawings; each is a message to the browser."""
 
 
-class Cell(ForReaders):
+class WithBars(ForReaders):
+    """A watcher that counts replies in a bar, and names there how many clients are left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._step, self._lost = "", 0
+
+    @override
+    def arrived(self, refusal: Refusal | None) -> None:
+        self._end_client()
+        self._count(refusal is None, refusal)
+
+    @override
+    def withdrawn(self, refusal: Refusal) -> None:
+        self._count(-1, refusal)
+
+    def _begin_step(self, name: str, lost: int) -> str:
+        """Begin to count the replies of a step; returns the words of its bar."""
+        self._step, self._lost = name, lost
+        return f"{name}{_left_out(lost)}"
+
+    def _count(self, replied: int, refusal: Refusal | None) -> None:
+        if refusal is not None:
+            self._lost += 1
+            self._say_left_out(_why(refusal))
+        self._advance(f"{self._step}{_left_out(self._lost)}", replied)
+
+    @abstractmethod
+    def _end_client(self) -> None:
+        """Take away the bar of a client's work."""
+
+    @abstractmethod
+    def _say_left_out(self, words: str) -> None:
+        """Say why a client is left out."""
+
+    @abstractmethod
+    def _advance(self, words: str, replied: int) -> None:
+        """Show ``replied`` replies more, or one less, in the bar of replies, with these words."""
+
+
+class Cell(WithBars):
     """Bars below a notebook's cell, drawn anew while the ``with`` block runs; ``label`` names the run."""
 
     def __init__(self, label: str) -> None:
@@ -283,7 +324,6 @@ class Cell(ForReaders):
         self._label = label
         self._bars: dict[str, tuple[str, int, int]] = {}
         self._notes: list[str] = []
-        self._step, self._lost = "", 0
         self._began = self._drawn = time.monotonic()
         self._handle: Any = None
 
@@ -298,28 +338,24 @@ class Cell(ForReaders):
     def asked(self, step: str, clients: int, answered: int, lost: int) -> None:
         if "clients" not in self._bars:
             self._note_taken_over(clients, answered, lost)
-        self._step, self._lost = f"clients, step {step}", lost
-        self._show("clients", f"{self._step}{_left_out(lost)}", answered, clients)
+        self._show("clients", self._begin_step(f"clients, step {step}", lost), answered, clients)
 
     @override
     def working(self, client: int, label: str, done: int, total: int) -> None:
         self._show("inside", f"client {client}, {label}", done, total)
 
     @override
-    def arrived(self, refusal: Refusal | None) -> None:
+    def _end_client(self) -> None:
         self._bars.pop("inside", None)
-        self._count(replied=refusal is None, refusal=refusal)
 
     @override
-    def withdrawn(self, refusal: Refusal) -> None:
-        self._count(replied=-1, refusal=refusal)
+    def _say_left_out(self, words: str) -> None:
+        self._notes.append(words)
 
-    def _count(self, replied: int, refusal: Refusal | None) -> None:
+    @override
+    def _advance(self, words: str, replied: int) -> None:
         _, done, total = self._bars["clients"]
-        if refusal:
-            self._lost += 1
-            self._notes.append(_why(refusal))
-        self._show("clients", f"{self._step}{_left_out(self._lost)}", done + replied, total)
+        self._show("clients", words, done + replied, total)
 
     @override
     def logged(self, round: int, rounds: int, values: Mapping[str, float]) -> None:
@@ -380,7 +416,7 @@ def watch(console: Console, label: str, *, quiet: bool = False) -> AbstractConte
     return Lines(partial(print, file=console.file, flush=True), label)
 
 
-class Bars(ForReaders):
+class Bars(WithBars):
     """Progress bars, drawn while the ``with`` block runs and left on the terminal; ``label`` names the run."""
 
     def __init__(self, console: Console, label: str) -> None:
@@ -400,7 +436,6 @@ class Bars(ForReaders):
         self._clients: TaskID | None = None
         self._work: dict[str, TaskID] = {}
         self._inside: TaskID | None = None
-        self._step, self._lost = "", 0
 
     def __enter__(self) -> Self:
         return self
@@ -411,8 +446,7 @@ class Bars(ForReaders):
 
     @override
     def asked(self, step: str, clients: int, answered: int, lost: int) -> None:
-        self._step, self._lost = f"{self.label}: clients, step {step}", lost
-        words = f"{self._step}{_left_out(lost)}"
+        words = self._begin_step(f"{self.label}: clients, step {step}", lost)
         if self._clients is None:
             self._note_taken_over(clients, answered, lost)
             self._clients = self._bar(words, answered, clients)
@@ -426,21 +460,17 @@ class Bars(ForReaders):
         self._progress.update(self._inside, completed=done, total=total, description=words, visible=True)
 
     @override
-    def arrived(self, refusal: Refusal | None) -> None:
+    def _end_client(self) -> None:
         if self._inside is not None:  # the next client's work shows it again
             self._progress.update(self._inside, visible=False)
-        self._count(replied=refusal is None, refusal=refusal)
 
     @override
-    def withdrawn(self, refusal: Refusal) -> None:
-        self._count(replied=-1, refusal=refusal)
+    def _say_left_out(self, words: str) -> None:
+        self._console.print(words, style="yellow", markup=False)
 
-    def _count(self, replied: int, refusal: Refusal | None) -> None:
+    @override
+    def _advance(self, words: str, replied: int) -> None:
         assert self._clients is not None
-        if refusal:
-            self._lost += 1
-            self._console.print(_why(refusal), style="yellow", markup=False)
-        words = f"{self._step}{_left_out(self._lost)}"
         self._progress.update(self._clients, advance=replied, description=words)
 
     @override

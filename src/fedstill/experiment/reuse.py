@@ -268,7 +268,7 @@ def lay_out(
     """
     folder, journal = RunFolder(run), JournalFiles(RunFolder(run).journal)
     replies = [place for client, place in journal.replies(0).items() if client != without]
-    others = [*journal.digests(0), folder.environment]
+    others = [*journal.digests(0)]
     others += journal.refused(0).values() if refusals else ()
     others += [*folder.clients.glob("**/*"), *journal.newest.glob("*")] if states else ()
     with _made_at_once(out.resolve(), private=folder.is_private) as part:
@@ -283,6 +283,8 @@ def lay_out(
             first = [line for line in first if having is None or line.get("client") in having]
             if first:
                 files.write_bytes(copy.journal / file.name, files.chained(first))
+        for start in folder.read_environments():
+            copy.append_environment({"of": str(run), **start})
         copy.write_config(description)
         if refusal is not None:
             Journal(copy.journal).store_refusal(0, refusal, 0)

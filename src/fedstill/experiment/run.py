@@ -445,12 +445,17 @@ def _begun(folder: RunFolder, description: dict[str, Any]) -> Config | None:
 
 
 def _note_environment(folder: RunFolder, device: str, watcher: Watcher) -> bool:
-    """Store the environment of this start, and say so if it differs from that of the last; whether there was none."""
+    """Store the environment of this start, and say so if it differs from that of the last; whether there was none.
+
+    Starts of the run whose replies this one took over (``of``) are not its own.
+    """
     now, before = environment.environment(device), folder.read_environments()
     folder.append_environment(now)
+    is_first = all("of" in start for start in before)
     if before and (changes := environment.changes(before[-1], now)):
-        watcher.noted(f"resuming in another environment ({changes}); the last bits of the result may differ")
-    return not before
+        what = f"the replies of {before[-1]['of']} are from" if is_first else "resuming in"
+        watcher.noted(f"{what} another environment ({changes}); the last bits of the result may differ")
+    return is_first
 
 
 def spec_of(job: Job, task: Task, run: str = DEFAULTS["run"], parties: Parties | None = None) -> RunSpec:

@@ -476,7 +476,7 @@ def footer(records: Sequence[RunRecord]) -> Markup:
     return part("footer", lines)
 
 
-_OWN = {"started", "fedstill", "folder"}
+_OWN = {"started", "fedstill", "folder", "of"}
 """Facts of an environment that the footer has elsewhere, or that are nobody else's business."""
 _FACTS = {"commit": "commit of fedstill", "folder_commit": "commit of the working folder", "cpu": "CPU", "blas": "BLAS"}
 
