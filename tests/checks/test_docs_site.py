@@ -20,7 +20,8 @@ commands = gallery.commands
 
 def small(page):
     page = re.sub(r"(--\\S*(?:epochs|nets|rounds|shadows)) [0-9]+", r"\\1 4", page)
-    return commands(page.replace("--data digits", "--data digits --limit 300"))
+    page = page.replace("--seeds 0 1", "--seeds 0 1 --fedavg.rounds 2")
+    return commands(page.replace("--data digits", "--data digits --limit 300 --workers 0"))
 
 gallery.commands = small
 sys.exit(main(sys.argv[2:]))
