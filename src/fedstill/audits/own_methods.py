@@ -4,7 +4,8 @@ This is the comparison by which fedstill's own methods are tested (`fedstill.aud
 user's own: whole runs with and without one record, whose releases are replaced by the same fake values.
 """
 
-from collections.abc import Callable, Iterator
+import pickle
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import wraps
@@ -19,6 +20,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fedstill.audits.neighbours import Heard, difference
 from fedstill.audits.play import Copies, Game, play
+from fedstill.base import processes
 from fedstill.base.records import Normalisation, Records
 from fedstill.base.seeds import stream
 from fedstill.base.settings import Settings
@@ -121,21 +123,49 @@ def check(method: Method, settings: CheckSettings, progress: Callable[[int, int]
         )
     labels = claim.unit == "label"
     some = [*_pairs(settings, labels=labels), *_growing(settings, labels=labels)]
+    alone = [*_pairs(settings, labels=labels, sizes=sorted(settings.records)[len(settings.records) // 2 :][:1])][-2:]
+    number = len(some) + len(alone)
     found, mixed = [], [False]
     last: tuple[Records, Heard] | None = None
     for done, pair in enumerate(some):
-        progress(done, len(some))
+        progress(done, number)
         more, less = (
             last[1] if last and own is last[0] else _heard(method, settings, own, pair, mixed)
             for own in (pair.more, pair.less)
         )
         last = pair.more, more
-        removed = None if labels else pair.place
-        if sentence := difference(more, less, removed, neighbours=pair.neighbours):
-            errors = ", ".join(dict.fromkeys(one.error for one in (more, less) if one.error))
-            found.append(f"{pair.words}: {sentence}" + f" ({errors})" * bool(errors))
-    progress(len(some), len(some))
-    return Checked(claim, len(some), found, mixed[0] and claim.unit == "record")  # pixels are no label's secret
+        found += _found(pair, more, less, labels=labels)
+    for done, pair in enumerate(alone, len(some)):
+        progress(done, number)
+        more, less = (_apart(method, settings, own, pair) for own in (pair.more, pair.less))
+        found += _found(pair._replace(words=f"{pair.words}, each in its own process"), more, less, labels=labels)
+    progress(number, number)
+    return Checked(claim, number, found, mixed[0] and claim.unit == "record")  # pixels are no label's secret
+
+
+def _found(pair: Pair, more: Heard, less: Heard, *, labels: bool) -> list[str]:
+    """A sentence if the two data sets of ``pair`` can be told apart."""
+    removed = None if labels else pair.place
+    if not (sentence := difference(more, less, removed, neighbours=pair.neighbours)):
+        return []
+    errors = ", ".join(dict.fromkeys(one.error for one in (more, less) if one.error))
+    return [f"{pair.words}: {sentence}" + f" ({errors})" * bool(errors)]
+
+
+def _apart(method: Method, settings: CheckSettings, own: Records, pair: Pair) -> Heard:
+    """As `_heard`, in a process of its own: what a method keeps between calls is not there, as at another client."""
+    with processes.pool(1, _begin) as pool:
+        found = pool.submit(_heard_apart, method, settings, own, pair).result()
+    heard: Heard = pickle.loads(found)
+    return heard
+
+
+def _begin() -> None:
+    torch.set_num_threads(1)
+
+
+def _heard_apart(method: Method, settings: CheckSettings, own: Records, pair: Pair) -> bytes:
+    return pickle.dumps(_heard(method, settings, own, pair, [False]))  # no tensor in memory that processes share
 
 
 def _heard(method: Method, settings: CheckSettings, own: Records, pair: Pair, mixed: list[bool]) -> Heard:
@@ -202,9 +232,9 @@ def _records(settings: CheckSettings, number: int, *name: str) -> Records:
     return Records(images, labels, settings.classes, flat)
 
 
-def _pairs(settings: CheckSettings, *, labels: bool) -> Iterator[Pair]:
+def _pairs(settings: CheckSettings, *, labels: bool, sizes: Sequence[int] = ()) -> Iterator[Pair]:
     """For each size six records that differ, and two data sets without a record in common."""
-    for number in settings.records:
+    for number in sizes or settings.records:
         plain = _records(settings, number)
         single = torch.where(torch.arange(number) == number - 1, settings.classes - 1, _of_others(settings, number))
         choices = {
