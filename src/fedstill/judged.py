@@ -24,7 +24,7 @@ from fedstill.experiment.config import Experiment
 from fedstill.experiment.trained import Trained, load_model
 from fedstill.measures import Scores
 from fedstill.report import caveats
-from fedstill.report.record import RunRecord, read_run
+from fedstill.report.record import RunRecord, folder_of, read_run
 from fedstill.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def evaluate(
     *,
     label_column: str | None = None,
     group: str | None = None,
-    positive: str | None = None,
+    positive: str | int | None = None,
     threshold: float | None = None,
 ) -> Evaluation | NumberEvaluation:
     """Judge a model's predictions on labelled records, which it finds by the names of classes and columns.
@@ -195,17 +195,16 @@ def evaluate(
             the run's train records, if the run's own data are still in their place.
         label_column: the column of the classes of a table; by default one with a usual name, or that of the run.
         group: the column of the person, whose records are resampled together for intervals; by default that of the run.
-        positive: the class of two that sensitivity is of; by default the last.
+        positive: the class of two that sensitivity is of, or the number that is its name; by default the last.
         threshold: probability from which it is predicted; by default the likelier class is.
 
     Raises:
         InputError: a class is not the model's, a column is missing, records have another shape, or there are none.
     """
-    folder = model.folder if isinstance(model, RunRecord) else model
+    folder = model if isinstance(model, Trained) else folder_of(model, "the model")
     found = folder if isinstance(folder, Trained) else load_model(folder)
+    sign = found.decided(positive, threshold)
     if found.target is not None:
-        if positive is not None or threshold is not None:
-            raise ValueError("positive and threshold are for two classes, but the model predicts a number; drop them")
         if isinstance(folder, Trained):
             raise ValueError("a number is judged by its run's schema; give the run or its folder in place of the model")
         return _judge_numbers(found, data, _Past.of(read_run(folder)), label_column, group)
@@ -229,13 +228,6 @@ def evaluate(
             raise ValueError(f"the data lack the column {lacking!r}; the model takes {', '.join(found.columns)}")
         records = records[:, [columns.index(name) for name in found.columns]]
     classes = len(found.class_names)
-    if positive is not None and (classes != 2 or positive not in found.class_names):
-        raise ValueError(
-            f"positive is {positive!r}; it must be one of two classes: {', '.join(found.class_names[:20])}"
-        )
-    if threshold is not None and not (classes == 2 and 0 <= threshold <= 1):
-        raise ValueError(f"threshold is {threshold}; it must be a probability, for a model of two classes")
-    sign = 1 if positive is None else found.class_names.index(positive)
     likely = np.asarray(found.predict_proba(records), dtype=np.float64)
     scores = Scores(found.class_names, true, likely, persons, sign, threshold)
     counts = np.bincount(true * classes + scores.predicted, minlength=classes**2).reshape(classes, classes)

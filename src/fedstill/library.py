@@ -2,18 +2,20 @@
 
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from pydantic import ValidationError
 from rich.console import Console
 
 from fedstill import methods
 from fedstill.base.errors import FedstillError, front_door
-from fedstill.base.lookup import suggestion
+from fedstill.base.files import path_of
+from fedstill.base.lookup import is_label, suggestion
 from fedstill.base.settings import sentence
 from fedstill.data import own
 from fedstill.data.places import Reading
@@ -30,9 +32,19 @@ from fedstill.experiment.progress import watch
 from fedstill.experiment.reuse import Nobody, read_job
 from fedstill.experiment.tries import tuned
 from fedstill.protocol import Method
-from fedstill.report.record import RunRecord, read_run
+from fedstill.report.record import RunRecord, folder_of, read_run
 from fedstill.runs.folder import RunFolder
 from fedstill.tracking import followed
+
+
+class _NotGiven:
+    """An argument that is left out, which None is not."""
+
+    def __repr__(self) -> str:
+        return "..."
+
+
+NOT_GIVEN = _NotGiven()
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -44,7 +56,7 @@ if TYPE_CHECKING:
 def run(
     method: Job | str | Method | type[Method],
     *,
-    data: Any = None,
+    data: Any = NOT_GIVEN,
     out: str | Path | None = None,
     replies: RunRecord | str | Path | None = None,
     watcher: Watcher | None = None,
@@ -63,9 +75,9 @@ def run(
         method: the method's name, class or object; or a `Job`, which has its own settings and folder. A method of your
             own that has a field by the name of another argument or of a setting of the task gets it in an object:
             ``run(Mine(limit=3), limit=500)``.
-        data: a data set by name or path, "mnist" by default; or an object: a `DataSet`, a pair ``(X, y)``, a pandas,
-            polars or Arrow table, ``(table, "column of classes")``, a data set of torch or of Hugging Face, or a list
-            of these, one for each client (`fedstill.data.own.given`).
+        data: a data set by name or path, "mnist" unless it is given; or an object: a `DataSet`, a pair ``(X, y)``, a
+            pandas, polars or Arrow table, ``(table, "column of classes")``, a data set of torch or of Hugging Face, or
+            a list of these, one for each client (`fedstill.data.own.given`).
         out: the run's folder. Without it, the files of the run are deleted together with the returned object.
         replies: a finished run, whose replies to its first request serve this method too; no client is asked for them
             again. The task and the clients' settings are those of that run; the server's may be given, and those that
@@ -100,17 +112,17 @@ def run(
         raise ValueError(f"a method is a name, a class, an object or a Job, not {method!r}: run('fedavg')")
     arguments = {"data": data, "out": out, "replies": replies, "watcher": watcher, "progress": progress}
     arguments |= {"track": track, "tune": tune or None}
-    _check_meant(method, chosen, [key for key, value in arguments.items() if value not in (None, ())])
+    _check_meant(method, chosen, [key for key, value in arguments.items() if value not in (None, (), NOT_GIVEN)])
     nobody = False
     if replies is None:
-        task = {"data": source.name if source is not None else data} if data is not None else {}
+        task = {} if data is NOT_GIVEN else {"data": source.name if source is not None else data}
         make = partial(_job, method, {**task, **chosen})
     else:
         earlier, nobody = _earlier(replies, tune)
         make = partial(_job_on, earlier, method, {**({"data": data} if isinstance(data, str) else {}), **chosen})
     done = partial(_shown, watcher=watcher, progress=progress, data=source, track=names, nobody=nobody, tune=tune)
     if out is not None:
-        return done(make(Path(out)))
+        return done(make(path_of(out, "out")))
     if "tensorboard" in names:
         raise ValueError(
             "the tracker 'tensorboard' writes into the run's folder, which would be deleted; give out='runs/first'"
@@ -129,7 +141,7 @@ def _earlier(replies: RunRecord | str | Path, tune: bool) -> tuple[Path, bool]:
     """The folder of a finished run, and whether real sites replied to it, of whom none is asked again."""
     if tune:
         raise ValueError("tune tries settings of a new run; with replies= give the server's settings, or leave it out")
-    earlier = replies.folder if isinstance(replies, RunRecord) else Path(replies)
+    earlier = folder_of(replies, "replies")
     return earlier, RunFolder(earlier).asked_sites
 
 
@@ -140,9 +152,13 @@ def _check_schema(schema: str | None, data: DataSet | None) -> None:
         )
 
 
-def _given(data: Any, settings: dict[str, Any]) -> tuple[DataSet | str | None, dict[str, Any]]:
+def _given(data: Any, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The name or path of the data, or the data set of an object; the settings with a list's partition by client."""
-    if data is None or isinstance(data, DataSet):
+    if data is NOT_GIVEN:
+        return data, settings
+    if data is None:
+        raise ValueError("data is None; give a name, a path or records, or leave the argument out for MNIST")
+    if isinstance(data, DataSet):
         _check_schema(settings.get("schema_file"), data)
         return data, settings
     if isinstance(data, str | Path):
@@ -269,7 +285,7 @@ def compare(
     *,
     out: str | Path,
     seeds: Sequence[int] = (0,),
-    data: Any = None,
+    data: Any = NOT_GIVEN,
     watcher: Watcher | None = None,
     progress: bool | None = None,
     **settings: "Unpack[SharedSettings]",
@@ -295,9 +311,8 @@ def compare(
         InputError: as for `run`; all runs are checked before the first begins.
         TooFewReplies: as for `run`.
     """
-    named = dict(methods) if isinstance(methods, Mapping) else {_label(method): method for method in methods}
-    if not named or (not isinstance(methods, Mapping) and len(named) < len(methods)):
-        raise ValueError("methods are none, or two have one label; give them by label: {'once': FedAvg(rounds=1), ...}")
+    named = _labelled(methods)
+    _check_seeds(seeds)
     if unknown := [key for key in settings if key not in Experiment.model_fields or key == "seed"]:
         raise ValueError(
             f"{unknown[0]} is no setting of the task that all runs share; a method's own are those of its object, as "
@@ -305,9 +320,10 @@ def compare(
         )
     data, chosen = _given(data, dict(settings))
     source = data if isinstance(data, DataSet) else None
-    task = {} if data is None else {"data": source.name if source is not None else data}
+    task = {} if data is NOT_GIVEN else {"data": source.name if source is not None else data}
+    folder = path_of(out, "out")
     jobs = [
-        _job(method, {**task, **chosen, "seed": seed}, Path(out) / label / f"seed-{seed}").replace(label=label)
+        _job(method, {**task, **chosen, "seed": seed}, folder / label / f"seed-{seed}").replace(label=label)
         for seed in seeds
         for label, method in named.items()
     ]
@@ -320,7 +336,26 @@ def compare(
     return records
 
 
-def _label(method: str | Method | type[Method]) -> str:
+def _labelled(methods: object) -> dict[str, str | Method | type[Method]]:
+    """The methods of a comparison by their labels, each the name of a folder."""
+    if not isinstance(methods, Mapping | Sequence) or isinstance(methods, str):
+        raise ValueError(f"methods are {methods!r}; give several in a list: compare(['fedavg', 'fedgm'], ...)")
+    named = dict(methods) if isinstance(methods, Mapping) else {_label(method): method for method in methods}
+    if not named or len(named) < len(methods):
+        raise ValueError("methods are none, or two have one label; give them by label: {'once': FedAvg(rounds=1), ...}")
+    if wrong := [label for label in named if not is_label(label)]:
+        raise ValueError(f"{wrong[0]!r} is not a label; use letters, digits, - and _, as {{'once': FedAvg(rounds=1)}}")
+    return named
+
+
+def _check_seeds(seeds: object) -> None:
+    listed = [] if isinstance(seeds, str) or not isinstance(seeds, Iterable) else [*seeds]
+    whole = all(isinstance(seed, int | np.integer) and not isinstance(seed, bool) and seed >= 0 for seed in listed)
+    if not listed or not whole or len(set(listed)) < len(listed):
+        raise ValueError(f"seeds are {seeds!r}; they must be different whole numbers of 0 or more, as seeds=(0, 1, 2)")
+
+
+def _label(method: object) -> str:
     if isinstance(method, str):
         return method.rpartition(":")[2]
     return (method if isinstance(method, type) else type(method)).__name__

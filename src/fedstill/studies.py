@@ -15,8 +15,12 @@ from fedstill.attacks.release_policy import pass_gate
 from fedstill.audits import whole_runs
 from fedstill.audits.lower_bounds import Finding
 from fedstill.base.errors import front_door
+from fedstill.base.files import path_of
 from fedstill.base.settings import Settings, sentence
+from fedstill.data import own
+from fedstill.data.places import Reading
 from fedstill.data.sources import DataSet
+from fedstill.data.table_schema import TableSchema
 from fedstill.engines.transport import Watcher
 from fedstill.experiment import sweep as sweeps
 from fedstill.experiment.progress import watch
@@ -25,7 +29,8 @@ from fedstill.protocol import Method
 from fedstill.report import plan as planning
 from fedstill.report import publish as publishing
 from fedstill.report import tables, tuning
-from fedstill.report.record import RunRecord
+from fedstill.report.record import RunRecord, folder_of
+from fedstill.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -64,10 +69,14 @@ def sweep(
     Raises:
         InputError: the plan is invalid, no run worked, or the test set was opened after other tries.
     """
-    read = sweeps.read_sweep(Path(plan)) if isinstance(plan, str | Path) else sweeps.checked("the plan", dict(plan))
+    folder = path_of(out, "out")
+    if isinstance(plan, Mapping):
+        read = sweeps.checked("the plan", dict(plan))
+    else:
+        read = sweeps.read_sweep(path_of(plan, "the plan"))
     with _watched("sweep", progress) as bars:
-        outcome = sweeps.run_sweep(read, Path(out), final=final, parallel=parallel, watcher=watcher or bars)
-    tuning.write(outcome, Path(out), "fedstill.sweep(...)")
+        outcome = sweeps.run_sweep(read, folder, final=final, parallel=parallel, watcher=watcher or bars)
+    tuning.write(outcome, folder, "fedstill.sweep(...)")
     return tuning.rows(outcome)
 
 
@@ -76,7 +85,7 @@ def attack(
     run: RunRecord | str | Path,
     name: str = "membership",
     *,
-    data: DataSet | None = None,
+    data: Any = None,
     progress: bool | None = None,
     **settings: "Unpack[AttackSettings]",
 ) -> dict[str, Any]:
@@ -85,7 +94,7 @@ def attack(
     Args:
         run: the run, or its folder, which gets the results.
         name: "membership" or "uploads" (`fedstill.attacks.ATTACKS`).
-        data: the data set, if the run was given one as an object.
+        data: the records, if the run was given them as an object; as for `run`.
         progress: whether to print the progress to stderr: by default, on a terminal and in a notebook.
         settings: those of the attack, as ``shadows=16``.
 
@@ -95,10 +104,20 @@ def attack(
     Raises:
         InputError: the run is not finished or cannot be attacked, or a setting is invalid.
     """
-    folder = run.folder if isinstance(run, RunRecord) else Path(run)
+    folder = folder_of(run)
     chosen = _made(attacks.find(name), settings)
     console = Console(file=sys.stderr, quiet=not _shows(progress))
-    return chosen.attack(folder, console, "", data)[0]
+    return chosen.attack(folder, console, "", _read_again(data, folder))[0]
+
+
+def _read_again(data: Any, run: Path) -> DataSet | None:
+    """The data set of an object, read as the run read its own."""
+    if data is None or isinstance(data, DataSet):
+        return data
+    asked = RunFolder(run).read_config().experiment
+    schema = None if asked.get("schema_file") is None else TableSchema.read(asked["schema_file"])
+    group = asked.get("group") or (None if schema is None else schema.group)
+    return own.given(data, Reading(label=asked.get("label_column"), group=group, schema=schema))[0]
 
 
 @front_door
@@ -168,7 +187,7 @@ def publish(
     *,
     onnx: bool = False,
     gate: str | Path | None = None,
-    positive: str | None = None,
+    positive: str | int | None = None,
     threshold: float | None = None,
     shape: Sequence[int] = (),
 ) -> dict[str, Any]:
@@ -189,10 +208,10 @@ def publish(
     Raises:
         InputError: the run is not finished, misses what the policy asks, or its model cannot be written.
     """
-    folder = run.folder if isinstance(run, RunRecord) else Path(run)
+    folder = folder_of(run)
     asked = () if gate is None else pass_gate(folder, Path(gate))
     chosen: dict[str, Any] = {"onnx": onnx, "positive": positive, "threshold": threshold, "shape": tuple(shape)}
-    return publishing.publish(folder, Path(out), attacks=findings.stored(folder), gate=asked, **chosen)
+    return publishing.publish(folder, path_of(out, "out"), attacks=findings.stored(folder), gate=asked, **chosen)
 
 
 def _made(kind: type[S], settings: Mapping[str, Any]) -> S:

@@ -230,10 +230,10 @@ def test_intervals_of_counts_are_those_of_resampled_records() -> None:
 def test_a_threshold_is_for_two_classes(tmp_path: Path) -> None:
     network = nn.Linear(3, 3)
     three = Trained(network, (3,), ("a", "b", "c"), AS_THEY_ARE)
-    with pytest.raises(ValueError, match="are for two classes, but the model has 3; leave them out"):
+    with pytest.raises(ValueError, match="are for two classes, but the model has 3; drop them"):
         publish.decision_of(three, None, 0.3)
     two = Trained(network, (3,), ("a", "b"), AS_THEY_ARE)
-    with pytest.raises(ValueError, match="--positive is 'c'; it must be one of two classes: a, b"):
+    with pytest.raises(ValueError, match="positive is 'c'; it must be one of two classes: a, b"):
         publish.decision_of(two, "c", None)
     assert publish.decision_of(two, "a", None) == {"decision": {"positive": "a", "threshold": 0.5}}
 

@@ -163,7 +163,7 @@ def uploads(
     return results
 
 
-_REMEDY = "attack its model by membership (fedstill attack without --uploads), or a run with --sums open"
+_REMEDY = "attack its model by membership (fedstill attack RUN membership), or a run with --sums open"
 
 
 def _replies(folder: Path, spec: RunSpec) -> Iterator[SeenReply]:

@@ -4,7 +4,6 @@ This is the comparison by which fedstill's own methods are tested (`fedstill.aud
 user's own: whole runs with and without one record, whose releases are replaced by the same fake values.
 """
 
-import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -12,13 +11,14 @@ from functools import wraps
 from typing import Annotated, Any, NamedTuple
 from unittest import mock
 
+import numpy as np
 import torch
 from annotated_types import Ge, Le
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from fedstill.audits.neighbours import Heard, difference
+from fedstill.audits.neighbours import Exact, Heard, difference
 from fedstill.audits.play import Copies, Game, play
 from fedstill.base import processes
 from fedstill.base.records import Normalisation, Records
@@ -155,8 +155,9 @@ def _found(pair: Pair, more: Heard, less: Heard, *, labels: bool) -> list[str]:
 def _apart(method: Method, settings: CheckSettings, own: Records, pair: Pair) -> Heard:
     """As `_heard`, in a process of its own: what a method keeps between calls is not there, as at another client."""
     with processes.pool(1, _begin) as pool:
-        found = pool.submit(_heard_apart, method, settings, own, pair).result()
-    heard: Heard = pickle.loads(found)
+        heard: Heard = _each(
+            np.ndarray, torch.from_numpy, pool.submit(_as_arrays, method, settings, own, pair).result()
+        )
     return heard
 
 
@@ -164,8 +165,20 @@ def _begin() -> None:
     torch.set_num_threads(1)
 
 
-def _heard_apart(method: Method, settings: CheckSettings, own: Records, pair: Pair) -> bytes:
-    return pickle.dumps(_heard(method, settings, own, pair, [False]))  # no tensor in memory that processes share
+def _as_arrays(method: Method, settings: CheckSettings, own: Records, pair: Pair) -> Any:
+    """As `_heard`, with arrays: each tensor would be memory that the processes share, and an open file."""
+    return _each(Tensor, lambda tensor: tensor.detach().cpu().numpy(), _heard(method, settings, own, pair, [False]))
+
+
+def _each(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
+    """``value`` with each object of a ``kind`` in it changed."""
+    if isinstance(value, kind):
+        return change(value)
+    if type(value) in (list, tuple):
+        return type(value)(_each(kind, change, part) for part in value)
+    if isinstance(value, Heard | Exact):
+        return replace(value, **{name: _each(kind, change, part) for name, part in vars(value).items()})
+    return value
 
 
 def _heard(method: Method, settings: CheckSettings, own: Records, pair: Pair, mixed: list[bool]) -> Heard:

@@ -76,6 +76,17 @@ def not_utf8(text: str) -> str:
     return f"{right!r} cannot be read in this locale ({locale}); set LC_ALL=C.UTF-8 before the command"
 
 
+def path_of(value: object, name: str) -> Path:
+    """The path that somebody gave as ``name``, in text or as an object.
+
+    Raises:
+        InputError: it is neither.
+    """
+    if not isinstance(value, str | os.PathLike):
+        raise InputError(f"{name} is {value!r}; give the path of a folder or a file, as 'runs/first'")
+    return Path(value)
+
+
 def write_bytes(path: Path, *parts: bytes) -> None:
     """Write ``parts``, concatenated, to ``path``; a crash at any moment leaves the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -21,6 +21,11 @@ def suggestion(word: str, words: Iterable[str], prefix: str = "") -> str:
     return f"; did you mean {prefix}{similar[0]}?" if similar else ""
 
 
+def is_label(name: object) -> bool:
+    """Whether a name can be that of a row, which is also the name of a folder and the beginning of flags."""
+    return isinstance(name, str) and name.replace("-", "_").isidentifier()
+
+
 def nfc(name: str) -> str:
     """The name with its letters composed, as equal names are then equal texts: a Mac writes files' names decomposed."""
     return unicodedata.normalize("NFC", name)

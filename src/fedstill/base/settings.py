@@ -3,7 +3,7 @@
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 from annotated_types import Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError, ValidationInfo, field_validator
@@ -36,11 +36,27 @@ class Settings(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
+    def _no_truth_value_for_a_number(cls, value: object, info: ValidationInfo) -> object:
+        """``rounds=True`` is a mistake, which pydantic takes for 1."""
+        if isinstance(value, bool) and not _takes(cls.model_fields[info.field_name or ""].annotation, bool):
+            raise ValueError("it must be no truth value")
+        return value
+
+    @field_validator("*", mode="before")
+    @classmethod
     def _one_number_for_several(cls, value: object, info: ValidationInfo) -> object:
         """A number where any number of them may stand, as ``mean=0.3``."""
         kind = cls.model_fields[info.field_name or ""].annotation
         alone = isinstance(value, int | float) and not isinstance(value, bool)
         return (value,) if alone and get_origin(kind) is tuple and ... in get_args(kind) else value
+
+
+def _takes(annotation: Any, kind: type) -> bool:
+    """Whether a type is ``kind``, has it in a union or among its literals, or is any type."""
+    parts = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return any(isinstance(part, kind) for part in parts)
+    return annotation in (kind, Any, object) or any(_takes(part, kind) for part in parts)
 
 
 def _completed(default: object, value: object) -> object:

@@ -9,7 +9,7 @@ from annotated_types import Ge, Le, Lt
 from pydantic import PositiveInt, ValidationError
 
 from fedstill import methods
-from fedstill.base.lookup import suggestion
+from fedstill.base.lookup import is_label, suggestion
 from fedstill.base.settings import Settings, names, sentence
 from fedstill.cli import parser
 from fedstill.cli.declared import declared
@@ -323,7 +323,7 @@ def parse_compare(program: str, words: Sequence[str], entries: Sequence[str]) ->
     for entry in entries:
         label, _, name = entry.rpartition("=")
         label = label or name.rpartition(":")[2]
-        if not label.replace("-", "_").isidentifier():
+        if not is_label(label):
             raise ValueError(f"'{label}' is not a label; use letters, digits, - and _: {_word(label)}={name}")
         if label in chosen:
             raise ValueError(f"'{label}' is given twice; use another label for one, as {label}-2={name}")

@@ -310,7 +310,7 @@ DATA = Command(
                 Part(
                     "fedstill.experiment.config:Experiment",
                     "task",
-                    only=("data", "size", "schema_file", "partition", "clients", "seed", "limit"),
+                    only=("data", "size", "label_column", "schema_file", "partition", "clients", "seed", "limit"),
                 ),
                 Part("Output", "output", without=("quiet",)),
             ),

@@ -15,7 +15,7 @@ from fedstill.base.errors import front_door
 from fedstill.base.lookup import nfc
 from fedstill.data import cache, sources, vectors
 from fedstill.data.decode import Split, composed, in_order, numbered, with_all_names
-from fedstill.data.places import AS_IT_IS, Reading, find
+from fedstill.data.places import AS_IT_IS, OWN, Reading, find
 from fedstill.data.readers import read_datasets, read_frame
 from fedstill.data.sources import complete
 from fedstill.schema import short
@@ -35,7 +35,7 @@ def from_torch(
     *,
     class_names: Sequence[str] = (),
     columns: Mapping[str, Sequence[int] | Sequence[str]] | None = None,
-    name: str = "own",
+    name: str = OWN,
 ) -> sources.DataSet:
     """A data set for ``run(..., data=...)``, held in memory; its normalisation is that of its own train records.
 
@@ -189,8 +189,8 @@ def given(data: Any, reading: Reading = AS_IT_IS) -> tuple[sources.DataSet, int 
     """
     if not isinstance(data, list | tuple) or _is_pair(data):
         train, test = _splits(data, "the data", reading)
-        entry = complete(train, test, "own", reading=reading)
-        return sources.data_set(entry, cache.fingerprint(entry), "own"), None
+        entry = complete(train, test, OWN, reading=reading)
+        return sources.data_set(entry, cache.fingerprint(entry), OWN), None
     if not data:
         raise ValueError("the data are an empty list; give one data set for each client")
     parts = [_splits(one, f"client {i}'s data", reading) for i, one in enumerate(data)]
@@ -199,8 +199,8 @@ def given(data: Any, reading: Reading = AS_IT_IS) -> tuple[sources.DataSet, int 
     if tests and len(tests) < len(parts):
         without = next(i for i, (_, test) in enumerate(parts) if test is None)
         raise ValueError(f"client {without}'s data have no test records, but others' have; give all some, or none")
-    entry = complete(train, _joined(tests) if tests else None, "own", reading=reading)
-    return sources.data_set(entry, cache.fingerprint(entry), "own"), len(parts)
+    entry = complete(train, _joined(tests) if tests else None, OWN, reading=reading)
+    return sources.data_set(entry, cache.fingerprint(entry), OWN), len(parts)
 
 
 def records_of(data: Any, reading: Reading = AS_IT_IS) -> tuple[Split, bool]:

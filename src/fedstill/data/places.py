@@ -49,6 +49,8 @@ class Reading:
         return ", ".join(f"{f.name} {v}" for f in fields(self) if (v := getattr(self, f.name)) is not None)
 
 
+OWN = "own"
+"""Name of records that a program gives as an object."""
 AS_IT_IS = Reading()
 
 
@@ -86,6 +88,12 @@ class UnknownData(InputError):
             "a Hugging Face id 'owner/name'",
         ]
         *first, last = [*kinds, *others]
+        if name == OWN:
+            super().__init__(
+                f"'{OWN}' stands for records that a program gave as an object, which no file has; give them again as "
+                "data=..., or run on a file"
+            )
+            return
         super().__init__(
             f"{name!r} is neither a known data set ({', '.join(KNOWN)}) nor an existing file or folder, here or in "
             f"$FEDSTILL_DATA ({_root() or 'not set'}); give {', '.join(first)} or {last}"

@@ -23,7 +23,7 @@ from pydantic import NonNegativeInt, PositiveInt, ValidationError
 
 from fedstill import methods
 from fedstill.base import errors, files, processes
-from fedstill.base.lookup import add_working_folder
+from fedstill.base.lookup import add_working_folder, is_label
 from fedstill.base.settings import Settings, sentence
 from fedstill.engines.server import TooFewReplies
 from fedstill.engines.transport import Watcher
@@ -197,7 +197,7 @@ def _entries(given: Mapping[str, Any], plan: SweepPlan) -> tuple[Tried, ...]:
 
 def _draft(label: str, content: object) -> tuple[str, str, dict[str, Any], dict[str, Range | list[Any]], int]:
     """Label, name, settings, space and own number of tries (0 without) of a method."""
-    if not label.replace("-", "_").isidentifier() or label == FINAL:
+    if not is_label(label) or label == FINAL:
         raise ValueError(f"'{label}' cannot be the label of a method; use other letters, and method: for its name")
     if not isinstance(content, dict):
         raise ValueError(f"{label} must be a mapping of settings, not {content!r}")

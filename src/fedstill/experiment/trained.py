@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from fedstill import models
 from fedstill.base import seeds
 from fedstill.base.errors import front_door
+from fedstill.base.files import path_of
 from fedstill.base.records import Normalisation
 from fedstill.base.weights import load, state
 from fedstill.data import features, own
@@ -93,9 +95,9 @@ class Trained(nn.Module):
         """
         if self.features is not None:
             images = self._vectors(images)
-        if not isinstance(images, Tensor):
-            raise ValueError(f"images are {type(images).__name__}; they must be a tensor, as of torch.from_numpy")
         kind = "vectors" if len(self.shape) == 1 else "images"
+        if not isinstance(images, Tensor):
+            raise ValueError(f"{kind} are {type(images).__name__}; they must be a tensor or an array of numbers")
         if images.ndim < 2 or tuple(images.shape[1:]) != self.shape:
             wanted = ", ".join(map(str, self.shape))
             raise ValueError(f"{kind} have shape {tuple(images.shape)}; this model takes (n, {wanted})")
@@ -152,6 +154,29 @@ class Trained(nn.Module):
             return in_unit(self._outputs(records)[:, 0].double().numpy(), self.target)
         names: NDArray[np.str_] = np.array(self.class_names)[self.predict_proba(records).argmax(1)]
         return names
+
+    def decided(self, positive: str | int | None, threshold: float | None) -> int:
+        """The number of the class of two that ``threshold`` is for, by default the last, as of other models too.
+
+        Args:
+            positive: its name, or the number that is its name.
+            threshold: the probability from which it is predicted; None where the likelier class is.
+
+        Raises:
+            ValueError: one is given and there are not two classes, or none of that name; or no such probability is.
+        """
+        if self.target is not None and (positive, threshold) != (None, None):
+            raise ValueError("positive and threshold are for two classes, but the model predicts a number; drop them")
+        names, given = self.class_names, (positive, threshold) != (None, None)
+        if len(names) != 2 and given:
+            raise ValueError(f"positive and threshold are for two classes, but the model has {len(names)}; drop them")
+        if len(names) != 2:
+            return len(names) - 1
+        if threshold is not None and not (isinstance(threshold, Real) and 0 <= threshold <= 1):
+            raise ValueError(f"threshold is {threshold!r}; it must be a probability, a number in [0, 1]")
+        if positive is not None and str(positive) not in names:
+            raise ValueError(f"positive is {positive!r}; it must be one of two classes: {', '.join(names)}")
+        return 1 if positive is None else names.index(str(positive))
 
     @property
     def side(self) -> int | None:
@@ -217,7 +242,7 @@ def load_model(folder: str | Path) -> Trained:
         InputError: there is no finished run, its file is damaged or of an early version, or each client has its own
             model.
     """
-    folder = Path(folder)
+    folder = path_of(folder, "the run")
     job = read_job(folder, folder, "")
     if changed := changed_code(folder, job):
         _log.warning("the code of %s has changed since %s; the model may compute otherwise", changed, folder)

@@ -24,7 +24,7 @@ from fedstill.experiment.run import spec_of
 from fedstill.experiment.task import Task, client_data, share_out
 from fedstill.methods.fedavg_p import FedAvgP
 from fedstill.methods.parts.moments import MomentSums
-from fedstill.methods.parts.private_heads import HeadTraining
+from fedstill.methods.parts.private_heads import HeadTraining, Penalty
 from fedstill.privacy import accounting
 from fedstill.privacy.accounting import release_noise
 from fedstill.privacy.logistic import LogisticHead, logits
@@ -143,7 +143,7 @@ class Plan(Settings):
     """Number of records of --data to use, drawn at random; all by default."""
     seed: NonNegativeInt = 0
     """Seed of the simulation on --data."""
-    penalty: PositiveFloat | None = None
+    penalty: Penalty | None = None
     """Regularisation of the class heads (Lambda); by default as in fedavg-p, so that a logit's noise is 1."""
     dims: Annotated[int, Ge(2), Le(4096)] = 128
     """Number of features of the reference task."""

@@ -50,7 +50,7 @@ def publish(
     onnx: bool = False,
     attacks: Sequence[str] = (),
     gate: Sequence[str] = (),
-    positive: str | None = None,
+    positive: str | int | None = None,
     threshold: float | None = None,
 ) -> dict[str, Any]:
     """Write the model of the finished run ``run`` to the new folder ``out``.
@@ -148,22 +148,16 @@ def _schema(record: RunRecord, model: Trained) -> TableSchema | None:
     return found
 
 
-def decision_of(model: Trained, positive: str | None, threshold: float | None) -> dict[str, Any]:
+def decision_of(model: Trained, positive: str | int | None, threshold: float | None) -> dict[str, Any]:
     """The class of two with the probability from which it is predicted, as ``{"decision": ...}``; else nothing.
 
     Raises:
-        ValueError: a class or a threshold is given and there are not two classes, or none of that name.
+        ValueError: as `fedstill.experiment.trained.Trained.decided`.
     """
-    two = model.target is None and len(model.class_names) == 2
-    if not two and (positive, threshold) != (None, None):
-        raise ValueError(
-            f"--positive and --threshold are for two classes, but the model has {len(model.class_names)}; leave them "
-            "out"
-        )
-    if positive is not None and positive not in model.class_names:
-        raise ValueError(f"--positive is {positive!r}; it must be one of two classes: {', '.join(model.class_names)}")
-    chosen = {"positive": positive or model.class_names[-1], "threshold": 0.5 if threshold is None else threshold}
-    return {"decision": chosen} if two else {}
+    name = model.class_names[model.decided(positive, threshold)]
+    if model.target is not None or len(model.class_names) != 2:
+        return {}
+    return {"decision": {"positive": name, "threshold": 0.5 if threshold is None else float(threshold)}}
 
 
 def upload(folder: Path, name: str) -> str:

@@ -15,6 +15,7 @@ from rich.text import Text
 from typing_extensions import override
 
 from fedstill.base.errors import front_door
+from fedstill.base.files import path_of
 from fedstill.data.table_schema import TableSchema
 from fedstill.privacy.guarantee import Guarantee, no_guarantee
 from fedstill.report import guarantees
@@ -238,6 +239,15 @@ def find_runs(folder: str | Path, *, unfinished: bool = False) -> list[Path]:
     return runs
 
 
+def folder_of(run: RunRecord | str | Path, name: str = "the run") -> Path:
+    """The folder of a run that is given by its record or by its folder; ``name`` begins the sentence of an error.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    return run.folder if isinstance(run, RunRecord) else path_of(run, name)
+
+
 @front_door
 def read_run(folder: str | Path, *, unfinished: bool = False) -> RunRecord:
     """Read one run.
@@ -249,7 +259,7 @@ def read_run(folder: str | Path, *, unfinished: bool = False) -> RunRecord:
     Raises:
         InputError: ``folder`` is not a finished run, or a file is damaged; one sentence.
     """
-    run = RunFolder(Path(folder))
+    run = RunFolder(path_of(folder, "the run"))
     if unfinished and run.config.is_file() and not run.is_finished:
         return _read_unfinished(run)
     run.check_finished()
