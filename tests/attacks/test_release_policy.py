@@ -66,7 +66,7 @@ def refusal(run: Path, place: Path) -> str:
         (ASKED.replace("2.0", "inf"), "finite"),
         (ASKED.replace("2.0", "nan"), "finite"),
         (ASKED.replace("2.0", "-1.0"), "greater than 0"),
-        (ASKED.replace("2.0", "true"), "valid number"),
+        (ASKED.replace("2.0", "true"), "no truth value"),
         (ASKED.replace("2.0", '"2.0"'), "valid number"),
         (ASKED.replace("1e-5", "1.0"), "less than 1"),
         (ASKED.replace("simulated = true", 'simulated = "no"'), "valid boolean"),

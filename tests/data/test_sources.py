@@ -237,10 +237,10 @@ def test_a_hub_that_replies_is_asked_even_if_it_refuses(data_root, monkeypatch):
 def test_without_a_folder_of_data_sets_none_is_searched(monkeypatch, tmp_path):
     monkeypatch.delenv("FEDSTILL_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
-    (tmp_path.parent / "shared" / "data" / "own").mkdir(parents=True)
+    (tmp_path.parent / "shared" / "data" / "ours").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"nor an existing file or folder, here or in \$FEDSTILL_DATA \(not set\)"):
-        load("own")
-    assert places.local_copy("own") is None
+        load("ours")
+    assert places.local_copy("ours") is None
 
 
 def test_the_real_data_sets_agree_with_the_table(real_data):

@@ -35,6 +35,8 @@ _PUBLIC = 200
 """Public records of a run, for methods that need some."""
 _OTHERS = 3
 """Records of other classes beside a class that grows."""
+_ALONE = 61
+"""Most records of the pair whose data sets have a process each."""
 _LONG = 1e6
 """Length of an outlying vector, in standard deviations of the others."""
 
@@ -123,8 +125,8 @@ def check(method: Method, settings: CheckSettings, progress: Callable[[int, int]
         )
     labels = claim.unit == "label"
     some = [*_pairs(settings, labels=labels), *_growing(settings, labels=labels)]
-    alone = [*_pairs(settings, labels=labels, sizes=sorted(settings.records)[len(settings.records) // 2 :][:1])][-2:]
-    number = len(some) + len(alone)
+    *_, alone, _ = _pairs(settings, labels=labels, sizes=[min(max(settings.records), _ALONE)])  # an outlier
+    number = len(some) + 1
     found, mixed = [], [False]
     last: tuple[Records, Heard] | None = None
     for done, pair in enumerate(some):
@@ -135,10 +137,9 @@ def check(method: Method, settings: CheckSettings, progress: Callable[[int, int]
         )
         last = pair.more, more
         found += _found(pair, more, less, labels=labels)
-    for done, pair in enumerate(alone, len(some)):
-        progress(done, number)
-        more, less = (_apart(method, settings, own, pair) for own in (pair.more, pair.less))
-        found += _found(pair._replace(words=f"{pair.words}, each in its own process"), more, less, labels=labels)
+    progress(number - 1, number)
+    more, less = (_apart(method, settings, own, alone) for own in (alone.more, alone.less))
+    found += _found(alone._replace(words=f"{alone.words}, each in its own process"), more, less, labels=labels)
     progress(number, number)
     return Checked(claim, number, found, mixed[0] and claim.unit == "record")  # pixels are no label's secret
 
