@@ -54,6 +54,16 @@ def test_fedcof_beside_fedcgs() -> None:
             assert len(own) == 3 and row[at] == spread(own)
 
 
+def test_the_label_privacy_of_the_paper_s_algorithm() -> None:
+    place = ROOT / "reproduce" / "results" / "fedgm-labels-published-mnist.json"
+    runs = json.loads(place.read_text())["runs"]
+    row = cells("fedgm-labels.md", "the paper's Algorithm 4 (`--privacy published`)")
+    for at, epsilon in enumerate((1, 2, 5, 10), 1):
+        own = {run["seed"]: run["accuracy"] for run in runs if run["method"]["epsilon"] == epsilon}
+        assert sorted(own) == [0, 1, 2] and row[at] == spread([*own.values()])
+        assert row[at] in (ROOT / "docs" / "papers.md").read_text()
+
+
 def test_real_with_crops_and_soft_labels() -> None:
     rows = {
         "real": "random, classes",
