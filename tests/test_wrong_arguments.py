@@ -42,6 +42,11 @@ def test_seeds_of_numpy_are_whole_numbers(tmp_path: Path) -> None:
     assert [record.summary["seed"] for record in runs] == [0, 1]
 
 
+def test_seeds_that_are_read_once_are_all_run(tmp_path: Path) -> None:
+    runs = fedstill.compare([ONE], out=tmp_path, seeds=iter((0, 1)), **TASK)  # type: ignore[arg-type]
+    assert [record.summary["seed"] for record in runs] == [0, 1]
+
+
 @pytest.mark.parametrize("methods", [ONE, "fedavg", None, 3])
 def test_several_methods_are_a_list(methods: Any, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="give several in a list"):

@@ -23,6 +23,7 @@ from filelock import Timeout
 from plan import Job
 
 from fedstill.base.errors import FedstillError
+from fedstill.base.lookup import is_label
 
 RESULTS = Path(__file__).parent / "results"
 TRIES = "tries.jsonl"
@@ -209,7 +210,7 @@ def add(label: str, method: str, shared: str, tries: list[str]) -> None:
     content = json.loads(plan.METHODS.read_text())
     if label in content["rows"]:
         raise ValueError(f"{plan.METHODS.name} has a row {label} already; choose another label, or remove it")
-    if not label.replace("-", "_").isidentifier():
+    if not is_label(label):
         raise ValueError(f"{label!r} is not a label; use letters, digits, - and _")
     row = {"method": method, "seconds": 30, "flags": shared, "tries": tries}
     work.check(label, row)

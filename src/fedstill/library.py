@@ -18,9 +18,7 @@ from fedstill.base.files import path_of
 from fedstill.base.lookup import is_label, suggestion
 from fedstill.base.settings import sentence
 from fedstill.data import own
-from fedstill.data.places import Reading
 from fedstill.data.sources import DataSet, place_of
-from fedstill.data.table_schema import TableSchema
 from fedstill.engines.server import TooFewReplies
 from fedstill.engines.transport import Watcher, Watchers
 from fedstill.experiment import reuse
@@ -36,6 +34,11 @@ from fedstill.report.record import RunRecord, folder_of, read_run
 from fedstill.runs.folder import RunFolder
 from fedstill.tracking import followed
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from fedstill.typed import RunSettings, SharedSettings
+
 
 class _NotGiven:
     """An argument that is left out, which None is not."""
@@ -45,11 +48,6 @@ class _NotGiven:
 
 
 NOT_GIVEN = _NotGiven()
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from fedstill.typed import RunSettings, SharedSettings
 
 
 @front_door
@@ -163,10 +161,7 @@ def _given(data: Any, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return data, settings
     if isinstance(data, str | Path):
         return place_of(data), settings
-    schema = None if settings.get("schema_file") is None else TableSchema.read(settings["schema_file"])
-    group = settings.get("group") or (None if schema is None else schema.group)
-    reading = Reading(label=settings.get("label_column"), group=group, schema=schema)
-    found, clients = own.given(data, reading)
+    found, clients = own.given(data, own.reading_of(settings))
     if clients is None:
         return found, settings
     stated = {"partition": f"by:{own.CLIENT}", "clients": clients}
@@ -312,7 +307,7 @@ def compare(
         TooFewReplies: as for `run`.
     """
     named = _labelled(methods)
-    _check_seeds(seeds)
+    seeds = _checked_seeds(seeds)
     if unknown := [key for key in settings if key not in Experiment.model_fields or key == "seed"]:
         raise ValueError(
             f"{unknown[0]} is no setting of the task that all runs share; a method's own are those of its object, as "
@@ -348,11 +343,13 @@ def _labelled(methods: object) -> dict[str, str | Method | type[Method]]:
     return named
 
 
-def _check_seeds(seeds: object) -> None:
+def _checked_seeds(seeds: object) -> list[int]:
+    """The seeds of any iterable, which is read once."""
     listed = [] if isinstance(seeds, str) or not isinstance(seeds, Iterable) else [*seeds]
     whole = all(isinstance(seed, int | np.integer) and not isinstance(seed, bool) and seed >= 0 for seed in listed)
     if not listed or not whole or len(set(listed)) < len(listed):
         raise ValueError(f"seeds are {seeds!r}; they must be different whole numbers of 0 or more, as seeds=(0, 1, 2)")
+    return listed
 
 
 def _label(method: object) -> str:

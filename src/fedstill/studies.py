@@ -18,9 +18,7 @@ from fedstill.base.errors import front_door
 from fedstill.base.files import path_of
 from fedstill.base.settings import Settings, sentence
 from fedstill.data import own
-from fedstill.data.places import Reading
 from fedstill.data.sources import DataSet
-from fedstill.data.table_schema import TableSchema
 from fedstill.engines.transport import Watcher
 from fedstill.experiment import sweep as sweeps
 from fedstill.experiment.progress import watch
@@ -114,10 +112,7 @@ def _read_again(data: Any, run: Path) -> DataSet | None:
     """The data set of an object, read as the run read its own."""
     if data is None or isinstance(data, DataSet):
         return data
-    asked = RunFolder(run).read_config().experiment
-    schema = None if asked.get("schema_file") is None else TableSchema.read(asked["schema_file"])
-    group = asked.get("group") or (None if schema is None else schema.group)
-    return own.given(data, Reading(label=asked.get("label_column"), group=group, schema=schema))[0]
+    return own.given(data, own.reading_of(RunFolder(run).read_config().experiment))[0]
 
 
 @front_door

@@ -18,6 +18,7 @@ from fedstill.data.decode import Split, composed, in_order, numbered, with_all_n
 from fedstill.data.places import AS_IT_IS, OWN, Reading, find
 from fedstill.data.readers import read_datasets, read_frame
 from fedstill.data.sources import complete
+from fedstill.data.table_schema import TableSchema
 from fedstill.schema import short
 
 if TYPE_CHECKING:
@@ -173,6 +174,17 @@ def _pixels(images: NDArray[Any], where: str) -> NDArray[np.uint8]:
 
 CLIENT = "client"
 """Column of the number of the client of records that were given client by client."""
+
+
+def reading_of(settings: Mapping[str, Any]) -> Reading:
+    """How an object is read under a task's settings ``schema_file``, ``group`` and ``label_column``, if they are given.
+
+    Raises:
+        ValueError: the schema's file is none.
+    """
+    schema = None if settings.get("schema_file") is None else TableSchema.read(settings["schema_file"])
+    group = settings.get("group") or (None if schema is None else schema.group)
+    return Reading(label=settings.get("label_column"), group=group, schema=schema)
 
 
 def given(data: Any, reading: Reading = AS_IT_IS) -> tuple[sources.DataSet, int | None]:
