@@ -1,10 +1,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/pip install -q --no-compile
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 TORCH := $(shell sed -n 's/^ *"\(torch[<>=].*\)",.*/\1/p' pyproject.toml)
 # Each process has its part of the tests and takes from another's when it is done, so that no file of tests
-# keeps one core busy while the others wait; plain `pytest` runs all one by one. The checks, which wait for sockets and
-# processes, have three processes for two cores.
+# keeps one core busy while the others wait; plain `pytest` runs all one by one. Three processes for two cores, since a
+# sixth of a test's time is waiting, for a process, a socket or the disk, and more of a check's.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest --dist worksteal
 MANY := $(shell $(PYTHON) -c "import os; print(-(-3 * (os.cpu_count() or 1) // 2))")
 
@@ -17,13 +19,13 @@ demo: $(VENV)/.installed
 # `make test`: what a contributor waits for. `make check`: sockets, Flower, wheels, browsers, notebooks and the site.
 # Continuous integration runs both.
 test: $(VENV)/.installed-dev lint
-	$(PYTEST) -n auto --ignore tests/checks
+	$(PYTEST) -n $(MANY) --ignore tests/checks
 
 check: $(VENV)/.installed-dev
 	$(PYTEST) -n $(MANY) tests/checks
 
 test-fast: $(VENV)/.installed-dev
-	$(PYTEST) -n auto --ignore tests/checks -m "not slow"
+	$(PYTEST) -n $(MANY) --ignore tests/checks -m "not slow"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -38,6 +40,8 @@ docs: $(VENV)/.installed-dev
 numbers: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python reproduce/replay.py
 
+# pip would compile what it installs, 24,000 files, with one core; compileall does so with all of them. That some are
+# templates and no Python is no failure.
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -45,16 +49,18 @@ $(VENV)/bin/python:
 # reached, pip takes what its own indexes have.
 $(VENV)/.torch: $(VENV)/bin/python
 	if [ "$$(uname)" = Linux ] && ! command -v nvidia-smi >/dev/null; then \
-		$(BIN)/pip install -q --retries 0 --timeout 15 --index-url https://download.pytorch.org/whl/cpu '$(TORCH)' \
+		$(PIP) --retries 0 --timeout 15 --index-url https://download.pytorch.org/whl/cpu '$(TORCH)' \
 			|| echo "no CPU build of torch from download.pytorch.org; taking that of pip's own index"; fi
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml
-	$(BIN)/pip install -q -e .
+	$(PIP) -e .
+	$(COMPILE)
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml
-	$(BIN)/pip install -q -e ".[dev]"
+	$(PIP) -e ".[dev]"
+	$(COMPILE)
 	touch $@ $(VENV)/.installed
 
 clean:

@@ -2,13 +2,16 @@
 
 import re
 import shlex
-import subprocess
 import sys
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
+
+from fedstill.cli import main
 
 
 def commands(page: str) -> list[list[str]]:
@@ -21,7 +24,7 @@ def commands(page: str) -> list[list[str]]:
 def run(app: Sphinx) -> None:
     """Run the commands beside the pages, before these are written: a build that is stopped leaves no half site.
 
-    Finished runs of an earlier build stay as they are.
+    They run in this process, which imports torch once. Finished runs of an earlier build stay as they are.
     """
     if app.builder.name != "html":
         return
@@ -30,11 +33,14 @@ def run(app: Sphinx) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for words in commands(text):
         print(f"gallery: fedstill {' '.join(words)}", file=sys.stderr, flush=True)
-        done = subprocess.run(
-            [sys.executable, "-m", "fedstill", *words], cwd=folder, capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            raise ExtensionError(f"gallery.md: fedstill {' '.join(words)} failed: {done.stderr.strip()[-500:]}")
+        said = StringIO()
+        try:
+            with chdir(folder), redirect_stdout(said), redirect_stderr(said):
+                main(words)
+        except SystemExit as end:
+            failed = f"gallery.md: fedstill {' '.join(words)} failed: {said.getvalue().strip()[-500:]}"
+            if end.code:
+                raise ExtensionError(failed) from None
     shown = re.findall(r'<iframe src="([^"#]+)', text)
     if lost := [place for place in shown if not (Path(app.outdir) / place).is_file()]:
         raise ExtensionError(f"gallery.md: no command has written {lost[0]}")

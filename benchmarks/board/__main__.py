@@ -170,12 +170,21 @@ def take(place: Path) -> int:
     """Copy the rows of the finished jobs below ``place`` into the results, and return their number.
 
     A row that was there already and has another model is printed: processors differ in their last bits.
+
+    Raises:
+        ValueError: there is no such folder, or runs are damaged; the others' rows are copied all the same.
     """
     import work
 
     if not place.is_dir():
         raise ValueError(f"there is no folder {place}; name that of 'run' with --runs")
-    found = [(job, work.row_of(job, place)) for job in plan.jobs() if job.kind != "attack" and work.is_done(job, place)]
+    found, damaged = [], []
+    for job in plan.jobs():
+        if job.kind != "attack" and work.is_done(job, place):
+            try:
+                found.append((job, work.row_of(job, place)))
+            except (ValueError, FedstillError) as error:
+                damaged.append(f"{job.name} ({error})")
     for _, row in found:  # rows of before 2026-11-24 name the folder that they were in
         row |= {name: row[name].replace(f"{place}/", f"{plan.FOLDER}/") for name in row if name.endswith("command")}
     known = {key(row): row for row in rows()}
@@ -187,6 +196,8 @@ def take(place: Path) -> int:
     write(TRIES, [row for job, row in found if job.kind == "try"])
     for data in plan.DATA:
         write(f"{data}.jsonl", [row for job, row in found if job.kind == "run" and row["data"] == data])
+    if damaged:
+        raise ValueError(f"{len(found)} rows were taken; left out, because they are damaged: {'; '.join(damaged)}")
     return len(found)
 
 

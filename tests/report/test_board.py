@@ -340,7 +340,9 @@ def test_a_row_is_made_resumed_and_repeated_to_the_bit(
     summary = (place / "summary.json").read_bytes()
     (place / "summary.json").write_bytes(summary[:100])
     monkeypatch.setattr(sys, "argv", [*begin, "take"])
-    refused(board, capsys, "summary.json is damaged")
+    shutil.rmtree(tmp_path / "results")
+    refused(board, capsys, f"3 rows were taken; left out, because they are damaged: {place.relative_to(elsewhere)} (")
+    assert len(board.read(board.TRIES)) == 3  # one damaged run of thousands costs no other its row
     (place / "summary.json").write_bytes(summary)
     monkeypatch.setattr(sys, "argv", ["board", "--runs", str(tmp_path / "nowhere"), "take"])
     refused(board, capsys, "there is no folder")
