@@ -92,6 +92,21 @@ def test_lines_of_rounds_after_a_checkpoint_go_and_two_of_one_round_are_merged(f
         folder.drop_metrics_after(2)
 
 
+def test_a_finished_run_has_its_last_round(folder: RunFolder) -> None:
+    """A last line that a crash left unfinished is passed over in a run that goes on; in a finished one, it is a loss."""
+    folder.path.mkdir()
+    folder.append_metrics({"round": 1, "accuracy": 0.5})
+    with folder.metrics.open("a") as file:
+        file.write('{"round": 2, "accu')
+    assert [line["round"] for line in folder.read_metrics()] == [1]
+    folder.config.write_text("{}")
+    folder.write_summary(SUMMARY | {"rounds": 2})
+    with pytest.raises(Damaged, match=r"metrics.jsonl is damaged \(it ends with round 1 of 2\)"):
+        folder.read_metrics()
+    folder.metrics.unlink()  # a copy without it has no curves, as its report shows
+    assert folder.read_metrics() == ()
+
+
 @pytest.mark.parametrize(
     ("name", "read"),
     [(name, f"read_{name}") for name in ("config", "summary", "partition", "metrics", "evaluation", "model")],

@@ -531,11 +531,19 @@ class RunFolder:
             files.write_bytes(self.metrics, *(json.dumps(line).encode() + b"\n" for line in before))
 
     def read_metrics(self) -> tuple[dict[str, Any], ...]:
-        """The numbers of each round, in order of rounds; two lines of one round are merged."""
+        """The numbers of each round, in order of rounds; two lines of one round are merged.
+
+        Raises:
+            Damaged: a line is, or a finished run's file lacks its last round.
+        """
         rounds: dict[int, dict[str, Any]] = {}
         for values in files.read_json_lines(self.metrics):
             metric = self._checked(values, Metric, self.metrics).model_dump(exclude_unset=True)
             rounds[metric["round"]] = rounds.get(metric["round"], {}) | metric
+        if self.is_finished and self.metrics.exists():
+            last, number = max(rounds, default=0), self.read_summary().rounds
+            if last < number:
+                raise self.damaged(self.metrics, f"it ends with round {last} of {number}")
         return tuple(Metric(round=number).model_dump() | rounds[number] for number in sorted(rounds))
 
     def append_environment(self, facts: Mapping[str, Any]) -> None:
