@@ -93,7 +93,7 @@ def test_lines_of_rounds_after_a_checkpoint_go_and_two_of_one_round_are_merged(f
 
 
 def test_a_finished_run_has_its_last_round(folder: RunFolder) -> None:
-    """A last line that a crash left unfinished is passed over in a run that goes on; in a finished one, it is a loss."""
+    """A last line that a crash left unfinished is passed over in a run that goes on; a finished one has lost it."""
     folder.path.mkdir()
     folder.append_metrics({"round": 1, "accuracy": 0.5})
     with folder.metrics.open("a") as file:
