@@ -119,6 +119,8 @@ def test_it_is_understood(command: str, tmp_path: Path, monkeypatch: pytest.Monk
     def begin(*_: object, **__: object) -> None:
         raise Parsed
 
+    for name in ("attacks.membership", "experiment.sweep", "sites.server.serve"):
+        import_module(f"fedstill.{name}")  # first imported below, they would keep the stand-in for all later tests
     monkeypatch.setattr("fedstill.experiment.run.run", begin)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Parsed):
