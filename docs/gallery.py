@@ -33,7 +33,7 @@ def run(app: Sphinx) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for words in commands(text):
         print(f"gallery: fedstill {' '.join(words)}", file=sys.stderr, flush=True)
-        said = StringIO()
+        said, places = StringIO(), [*sys.path]
         try:
             with chdir(folder), redirect_stdout(said), redirect_stderr(said):
                 main(words)
@@ -41,6 +41,8 @@ def run(app: Sphinx) -> None:
             failed = f"gallery.md: fedstill {' '.join(words)} failed: {said.getvalue().strip()[-500:]}"
             if end.code:
                 raise ExtensionError(failed) from None
+        finally:
+            sys.path[:] = places  # without the folder, where the command looks for code
     shown = re.findall(r'<iframe src="([^"#]+)', text)
     if lost := [place for place in shown if not (Path(app.outdir) / place).is_file()]:
         raise ExtensionError(f"gallery.md: no command has written {lost[0]}")

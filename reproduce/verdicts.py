@@ -62,9 +62,15 @@ class Claim:
     records: int = decided.TEST_RECORDS
 
 
-def stored(file: str, label: str, *, last: int = 1, name: str = "accuracy", part: slice = slice(None)) -> Values:
-    """The values of a label in a file of `collect.py`: of the last evaluation, or the mean of the last few."""
-    runs = [run for run in json.loads((RUNS / file).read_text())["runs"] if run["label"] == label][part]
+def stored(
+    file: str, label: str, *, last: int = 1, name: str = "accuracy", part: slice = slice(None), **settings: float
+) -> Values:
+    """The values of a label in a file of `collect.py`: of the last evaluation, or the mean of the last few.
+
+    ``settings`` are those of the method, where a label has several.
+    """
+    runs = [run for run in json.loads((RUNS / file).read_text())["runs"] if run["label"] == label]
+    runs = [run for run in runs if settings.items() <= run["method"].items()][part]
     if last > 1:
         return {run["seed"]: mean([one for one in run["accuracies"] if one is not None][-last:]) for run in runs}
     return {run["seed"]: run["last"][name] if name != "accuracy" else run["accuracy"] for run in runs}
@@ -115,7 +121,7 @@ def claims() -> list[Claim]:
             found.append(Claim("FedGM", words, one, [most], pareto))
         words = f"{name}, #C=1: FedGM with one image (four in one) above FedAvg after one round"
         found.append(Claim("FedGM", words, from_pareto(data, "fedgm-1"), [from_pareto(data, "fedavg-1")], pareto))
-    found += by_heterogeneity()
+    found += by_heterogeneity() + of_label_privacy()
     words = "figure 11: a smaller matching loss with representatives, ten images"
     name = "mean of the last 100"
     sides = [losses(images, name) for images in ("representatives", "random")]
@@ -142,6 +148,21 @@ def by_heterogeneity() -> list[Claim]:
         Claim(
             "FedGM", f"{setting}, IID: FedAvg after 50 rounds above FedGM", stored(many, "fedavg"), [same], place(many)
         ),
+    ]
+
+
+def of_label_privacy() -> list[Claim]:
+    """Figures 8 to 10: Algorithm 4 beside averaging in rounds whose noise protects each record."""
+    labels, averaging = "fedgm-labels-published-mnist.json", "fedgm-labels-averaging-mnist.json"
+    return [
+        Claim(
+            "FedGM",
+            f"MNIST, IID, epsilon {epsilon}: Algorithm 4 above DP-FL (100 noisy steps, each record protected)",
+            stored(labels, "fedgm-labels", epsilon=epsilon),
+            [stored(averaging, "dp-fl", noise_multiplier=noise)],
+            place(averaging),
+        )
+        for epsilon, noise in ((1, 2.15), (5, 0.851), (10, 0.638))
     ]
 
 

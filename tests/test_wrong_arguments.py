@@ -1,18 +1,24 @@
 """Arguments of the wrong kind from Python: each is one sentence of an `InputError`, and nothing is written."""
 
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NewType
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
+from pydantic import BeforeValidator
 
 import fedstill
 from fedstill import FedAvg, InputError
+from fedstill.base.settings import Settings
 from fedstill.cli import main
 
 X = np.random.default_rng(0).normal(size=(120, 4))
 Y = (X[:, 0] > 0).astype(int)
+TABLE = pd.DataFrame(X, columns=[*"abcd"])
 TASK: dict[str, Any] = {"data": (X, Y), "model": "linear", "clients": 2, "workers": 0}
 ONE = FedAvg(rounds=1)
 
@@ -30,15 +36,18 @@ def test_a_label_is_the_name_of_a_folder_below(label: Any, tmp_path: Path) -> No
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize("seeds", [2, [], "01", [0, 0], [-1], [True], [0.5], None])
+@pytest.mark.parametrize("seeds", [2, [], "01", b"\x00\x01", [0, 0], [-1], [True], [0.5], None, np.array(3), TABLE])
 def test_seeds_are_different_whole_numbers(seeds: Any, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="seeds are .*; they must be different whole numbers of 0 or more"):
+    with pytest.raises(InputError, match="^seeds are .{1,60}; they must be different whole numbers of 0 or more"):
         fedstill.compare([ONE], out=tmp_path / "runs", seeds=seeds, **TASK)
     assert not [*tmp_path.iterdir()]
 
 
-def test_seeds_of_numpy_are_whole_numbers(tmp_path: Path) -> None:
-    runs = fedstill.compare([ONE], out=tmp_path, seeds=np.arange(2), **TASK)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "seeds", [np.arange(2), torch.arange(2), {0, 1}, pd.Series([0, 1])], ids=lambda s: type(s).__name__
+)
+def test_seeds_are_those_of_any_array_or_set(seeds: Any, tmp_path: Path) -> None:
+    runs = fedstill.compare([ONE], out=tmp_path, seeds=seeds, **TASK)
     assert [record.summary["seed"] for record in runs] == [0, 1]
 
 
@@ -53,6 +62,18 @@ def test_several_methods_are_a_list(methods: Any, tmp_path: Path) -> None:
         fedstill.compare(methods, out=tmp_path / "runs", **TASK)
 
 
+@pytest.mark.parametrize("methods", [{"a": ONE}.values(), {ONE}, iter([ONE])], ids=lambda m: type(m).__name__)
+def test_methods_are_those_of_any_iterable(methods: Any, tmp_path: Path) -> None:
+    assert len(fedstill.compare(methods, out=tmp_path, **TASK)) == 1
+
+
+@pytest.mark.parametrize("method", [3, ["fedavg"], Path("mine.py"), print, fedstill.Method])
+def test_a_method_is_a_name_a_class_or_an_object(method: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="^the method is .*; give a method's name, class or object"):
+        fedstill.compare({"a": method}, out=tmp_path / "x", **TASK)
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize("front", [fedstill.run, fedstill.compare])
 def test_data_that_are_none_are_no_mnist(front: Callable[..., Any], tmp_path: Path) -> None:
     first = "fedavg" if front is fedstill.run else ["fedavg"]
@@ -61,7 +82,7 @@ def test_data_that_are_none_are_no_mnist(front: Callable[..., Any], tmp_path: Pa
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize("value", [3, None, ["runs"]])
+@pytest.mark.parametrize("value", [3, None, ["runs"], "runs/\0", TABLE], ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize(
     "call",
     [
@@ -76,7 +97,7 @@ def test_data_that_are_none_are_no_mnist(front: Callable[..., Any], tmp_path: Pa
     ],
 )
 def test_a_path_is_a_text_or_a_path(call: Callable[[Any], Any], value: Any) -> None:
-    with pytest.raises(InputError, match=" is .*; give the path of a folder or a file, as 'runs/first'"):
+    with pytest.raises(InputError, match="^[a-z ]+ is .{1,60}; give the path of a folder or a file, as 'runs/first'$"):
         call(value)
 
 
@@ -85,7 +106,7 @@ def test_a_run_s_folder_is_a_path_too() -> None:
         fedstill.run("fedavg", out=3, **TASK)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("threshold", [2, -3.0, float("nan"), "0.4", ".4"])
+@pytest.mark.parametrize("threshold", [2, -3.0, float("nan"), "0.4", ".4", True, np.bool_(True)])
 @pytest.mark.parametrize("what", ["evaluate", "publish"])
 def test_a_threshold_is_a_probability(what: str, threshold: Any, run: fedstill.RunRecord, tmp_path: Path) -> None:
     target: Any = (X, Y) if what == "evaluate" else tmp_path / "handed"
@@ -99,14 +120,43 @@ def test_a_class_of_a_whole_number_may_be_given_as_one(run: fedstill.RunRecord, 
     assert named.measures().equals(numbered.measures())
     published = fedstill.publish(run, tmp_path / "handed", positive=np.int64(0), threshold=0.25)  # type: ignore[arg-type]
     assert published["decision"] == {"positive": "0", "threshold": 0.25}
+    for threshold in (torch.tensor(0.3), np.array(0.3), Decimal("0.3")):
+        same = fedstill.evaluate(run, (X, Y), positive=1, threshold=threshold)  # type: ignore[arg-type]
+        assert same.measures().equals(named.measures())
     with pytest.raises(InputError, match="positive is 2; it must be one of two classes: 0, 1"):
         fedstill.evaluate(run, (X, Y), positive=2)
 
 
 @pytest.mark.parametrize("setting", ["clients", "rounds", "drop"])
-def test_a_truth_value_is_no_number(setting: str) -> None:
-    with pytest.raises(InputError, match=f"{setting} is True; it must be no truth value"):
-        fedstill.run("fedavg", **{**TASK, setting: True})
+@pytest.mark.parametrize("value", [True, np.bool_(True), torch.tensor(True)], ids=lambda value: type(value).__name__)
+def test_a_truth_value_is_no_number(setting: str, value: Any) -> None:
+    with pytest.raises(InputError, match=f"{setting} is .*; it must be a number, and no truth value"):
+        fedstill.run("fedavg", **{**TASK, setting: value})
+
+
+def test_parts_of_a_list_are_no_truth_values_either() -> None:
+    with pytest.raises(ValueError, match="no truth value"):
+        FedAvg(local={"milestones": (True,)})  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="^measure is True; .*accuracy"):  # a text has a limit of its own
+        fedstill.run("fedavg", **{**TASK, "measure": True})
+
+
+Flag = NewType("Flag", bool)
+
+
+class Own(Settings):
+    """Settings of somebody's own, each of which may be a truth value."""
+
+    flag: Flag = Flag(True)
+    either: int | bool = True
+    anything: Any = True
+    some: dict[str, bool] | None = None
+    converted: Annotated[int, BeforeValidator(lambda value: 7 if value is True else value)] = 1
+
+
+def test_a_truth_value_stands_where_it_may() -> None:
+    made = Own(flag=Flag(False), either=True, some={"a": True}, converted=True)
+    assert (made.flag, made.either, made.anything, made.some, made.converted) == (False, True, True, {"a": True}, 7)
 
 
 def test_a_number_is_no_truth_value_s_enemy() -> None:
@@ -123,6 +173,9 @@ def test_records_of_an_object_are_asked_for_again(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="records that a program gave as an object.* give them again as data="):
         fedstill.attack(kept, shadows=4)
     assert fedstill.attack(kept, shadows=4, data=(X, Y), progress=False)["shadows"] == 4
+    for folder in (tmp_path, tmp_path / "nowhere"):  # nothing there is damaged, and nothing should be deleted
+        with pytest.raises(InputError, match="there is no folder|name one of them|is not the folder of a run"):
+            fedstill.attack(folder, data=(X, Y))
 
 
 def test_the_plan_s_penalty_has_the_limit_of_the_heads(capsys: pytest.CaptureFixture[str]) -> None:

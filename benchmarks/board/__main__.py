@@ -149,13 +149,13 @@ def run(place: Path, part: int, parts: int, until: float, labels: list[str]) -> 
 
 
 def do_job(job: Job, tries: list[Row], place: Path) -> None:
-    """Do a job below ``place``, a run with the best try of its row, and say so."""
+    """Do a job below ``place``, a run with the best try of its row, and say so, or why it is left out."""
     import work
 
     data, start = job.cell.data, time.time()
     own = [Job("try", job.label, plan.tuning(data), number) for number in range(plan.TRIES)]
-    tried = tries + [work.row_of(one, place) for one in own if work.is_done(one, place)]
     try:
+        tried = tries + [work.row_of(one, place) for one in own if work.is_done(one, place)]
         with work.alone(job, place):
             if work.is_done(job, place):  # by another process meanwhile
                 return
@@ -163,6 +163,8 @@ def do_job(job: Job, tries: list[Row], place: Path) -> None:
         failed = entry.get("failed") or entry.get("attack_failed") or ""
     except Timeout:
         failed = "another process is at it"
+    except (ValueError, FedstillError) as error:  # one of its tries is damaged, which costs no other row its jobs
+        failed = f"left out: {error}"
     print(f"{time.strftime('%H:%M:%S')} {job.kind} {job.name} {time.time() - start:.0f} s {failed}", flush=True)
 
 

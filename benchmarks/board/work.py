@@ -78,7 +78,7 @@ def commit() -> str:
 
 def is_done(job: Job, place: Path) -> bool:
     """Whether the job is done; a run that failed is."""
-    return (place / job.name / (ATTACKED if job.kind == "attack" else ROW)).exists()
+    return (place / job.name / (ATTACKED if job.kind == "attack" else ROW)).is_file()
 
 
 def parse(line: list[str]) -> flags.RunFlags:
@@ -166,6 +166,8 @@ def row_of(job: Job, place: Path) -> dict[str, Any]:
     """The compact row of a run or a try that is done, read from its folder."""
     folder, (data, split, clients, seed) = place / job.name, job.cell
     measured = json.loads((folder / ROW).read_text())
+    if not (isinstance(measured, dict) and isinstance(measured.get("command"), str)):
+        raise ValueError(f"{folder / ROW} is damaged; delete {folder} and run again")
     row: dict[str, Any] = {"label": job.label, "data": data}
     if job.kind == "try":
         row["number"] = job.number

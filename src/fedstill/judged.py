@@ -204,6 +204,7 @@ def evaluate(
     folder = model if isinstance(model, Trained) else folder_of(model, "the model")
     found = folder if isinstance(folder, Trained) else load_model(folder)
     sign = found.decided(positive, threshold)
+    threshold = None if threshold is None else float(threshold)
     if found.target is not None:
         if isinstance(folder, Trained):
             raise ValueError("a number is judged by its run's schema; give the run or its folder in place of the model")

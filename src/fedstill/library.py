@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fedstill import methods
 from fedstill.base.errors import FedstillError, front_door
-from fedstill.base.files import path_of
+from fedstill.base.files import in_words, path_of
 from fedstill.base.lookup import is_label, suggestion
 from fedstill.base.settings import sentence
 from fedstill.data import own
@@ -25,7 +25,7 @@ from fedstill.experiment import reuse
 from fedstill.experiment import run as engine
 from fedstill.experiment.checks import check_job
 from fedstill.experiment.config import FREE, Experiment, TrackerName
-from fedstill.experiment.job import Job
+from fedstill.experiment.job import Job, kind_of
 from fedstill.experiment.progress import watch
 from fedstill.experiment.reuse import Nobody, read_job
 from fedstill.experiment.tries import tuned
@@ -256,7 +256,7 @@ def _job_on(run: Path, method: str | Method | type[Method], settings: Mapping[st
 
 def _job(method: str | Method | type[Method], settings: Mapping[str, Any], out: Path) -> Job:
     """The job of a method with ``settings``, of which some are the task's and some the method's."""
-    kind = methods.find(method) if isinstance(method, str) else method if isinstance(method, type) else type(method)
+    kind = kind_of(method)
     mine = {key: value for key, value in settings.items() if key not in Experiment.model_fields}
     if unknown := [key for key in mine if key not in kind.model_fields]:
         near = suggestion(unknown[0], [*Experiment.model_fields, *kind.model_fields])
@@ -333,10 +333,13 @@ def compare(
 
 def _labelled(methods: object) -> dict[str, str | Method | type[Method]]:
     """The methods of a comparison by their labels, each the name of a folder."""
-    if not isinstance(methods, Mapping | Sequence) or isinstance(methods, str):
-        raise ValueError(f"methods are {methods!r}; give several in a list: compare(['fedavg', 'fedgm'], ...)")
-    named = dict(methods) if isinstance(methods, Mapping) else {_label(method): method for method in methods}
-    if not named or len(named) < len(methods):
+    if not isinstance(methods, Iterable) or isinstance(methods, str | bytes | Method):
+        raise ValueError(f"methods are {in_words(methods)}; give several in a list: compare(['fedavg', 'fedgm'], ...)")
+    listed = [*methods.items()] if isinstance(methods, Mapping) else [(_label(one), one) for one in methods]
+    named = dict(listed)
+    for _, one in listed:
+        kind_of(one)
+    if not named or len(named) < len(listed):
         raise ValueError("methods are none, or two have one label; give them by label: {'once': FedAvg(rounds=1), ...}")
     if wrong := [label for label in named if not is_label(label)]:
         raise ValueError(f"{wrong[0]!r} is not a label; use letters, digits, - and _, as {{'once': FedAvg(rounds=1)}}")
@@ -345,11 +348,19 @@ def _labelled(methods: object) -> dict[str, str | Method | type[Method]]:
 
 def _checked_seeds(seeds: object) -> list[int]:
     """The seeds of any iterable, which is read once."""
-    listed = [] if isinstance(seeds, str) or not isinstance(seeds, Iterable) else [*seeds]
+    listed = [] if isinstance(seeds, str | bytes) or not isinstance(seeds, Iterable) else _parts(seeds)
     whole = all(isinstance(seed, int | np.integer) and not isinstance(seed, bool) and seed >= 0 for seed in listed)
     if not listed or not whole or len(set(listed)) < len(listed):
-        raise ValueError(f"seeds are {seeds!r}; they must be different whole numbers of 0 or more, as seeds=(0, 1, 2)")
+        raise ValueError(
+            f"seeds are {in_words(seeds)}; they must be different whole numbers of 0 or more, as seeds=(0, 1, 2)"
+        )
     return listed
+
+
+def _parts(values: Iterable[Any]) -> list[Any]:
+    """The values of a list, an array or a tensor of any shape but that of one number, which has none."""
+    whole = values.tolist() if hasattr(values, "tolist") else [*values]
+    return whole if isinstance(whole, list) else []
 
 
 def _label(method: object) -> str:

@@ -112,7 +112,9 @@ def _read_again(data: Any, run: Path) -> DataSet | None:
     """The data set of an object, read as the run read its own."""
     if data is None or isinstance(data, DataSet):
         return data
-    return own.given(data, own.reading_of(RunFolder(run).read_config().experiment))[0]
+    folder = RunFolder(run)
+    folder.check_finished()
+    return own.given(data, own.reading_of(folder.read_config().experiment))[0]
 
 
 @front_door

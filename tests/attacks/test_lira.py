@@ -121,6 +121,13 @@ def test_a_curve_worked_out_by_hand() -> None:
     assert lira.tpr_at(1.0, scores, member).tpr == 1
 
 
+def test_infinite_scores_are_ties_too() -> None:
+    """Of infinities, the difference is no number, and the area depended on the order of the records."""
+    member = torch.tensor([True, False, True, False])
+    for ends in (math.inf, -math.inf):
+        assert lira.auc(torch.full((4,), ends, dtype=torch.float64), member) == 0.5
+
+
 @pytest.mark.parametrize("shift", [0.0, 1.0, 2.5])
 def test_the_interval_of_an_area_holds_as_often_as_it_says(shift: float) -> None:
     truth, held = norm.cdf(shift / math.sqrt(2)), 0

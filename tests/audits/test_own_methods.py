@@ -50,6 +50,11 @@ def planted(name: str) -> str:
             "client.train.labels[torch.randperm(len(rows), generator=client.rng('order'))]))",
         ),
         "a mean that is kept": (ROWS, f"{ROWS}        rows = rows - KEPT.setdefault('mean', rows.mean(0))\n"),
+        "a mean of many that is kept": (
+            ROWS,
+            f"{ROWS}        rows = rows - KEPT.setdefault('mean', rows.mean(0)) if len(rows) > 100 else rows\n",
+        ),
+        "the end of a second process": (ROWS, f"{ROWS}        KEPT or __import__('os')._exit(3)\n"),
         "a refusal by records": (ROWS, f"{ROWS}        assert len(rows) > 3, 'too few'\n"),
         "sixteen noises for one charge": (" ClassSums(", " Sixteen("),
         "a loop over batches": (ROWS, "        rows = torch.cat(outputs(client.new_model(), client.train)).double()\n"),
@@ -66,8 +71,10 @@ def planted(name: str) -> str:
             "        return torch.stack([super(Sixteen, self).__call__(rows, noise) for _ in range(16)]).mean(0)\n"
         )
         text = text.replace("from torch import Tensor, nn\n", "import torch\nfrom torch import Tensor, nn\n")
-    if name == "a mean that is kept":
+    if name in ("a mean that is kept", "a mean of many that is kept"):
         text += "\n\nKEPT = {}\n"
+    if name == "the end of a second process":
+        text += "\n\nimport multiprocessing\n\nKEPT = multiprocessing.parent_process() is None\n"
     if name == "a loop over batches":
         text = text.replace("classes pixels", "classes logits")
         text = text.replace(
@@ -109,6 +116,7 @@ def test_rows_in_another_order_are_the_same_rows(tmp_path: Path, monkeypatch: py
         ("a small class hidden", "record 20 of a class: a row depends on other records: row 3 of 23"),
         ("a dark image doubles all", "a record of zeros of 61: a row depends on other records: row 0 of 61 moves"),
         ("a mean that is kept", "an outlier of 61, each in its own process: a row depends on other records: row 0 of"),
+        ("a mean of many that is kept", "an outlier of 500, each in its own process: a row depends on other records"),
         (
             "sixteen noises for one charge",
             "of its class of 61: a record moves the 16 noisy values of a release together by 3.2 ",
@@ -119,14 +127,19 @@ def test_a_broken_method_is_named_with_its_record(
     name: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = {"shape": (4,)} if name in ("one sign for all", "from 300 records on") else {}
-    if name == "a refusal by records":
-        shape = {"records": (4,)}
+    if name in ("a refusal by records", "a mean of many that is kept"):
+        shape = {"records": (500 if "many" in name else 4,)}
     if name in ("a small class hidden", "a guard by the total"):
         shape = {"records": (61,), "class_records": 22}
     found = checked(name, tmp_path, monkeypatch, **shape)
     assert any(sentence in one for one in found.found), found.found
     if name in ("from 300 records on", "hundreds by hand"):
         assert all("2,051" in one for one in found.found)
+
+
+def test_a_method_that_ends_its_process_is_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="the method ended the process that ran it; nothing of it can be compared"):
+        checked("the end of a second process", tmp_path, monkeypatch, records=(4,))
 
 
 def test_a_network_in_a_plain_loop_is_not_shown_to_be_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

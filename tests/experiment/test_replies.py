@@ -89,6 +89,10 @@ def test_a_run_on_the_replies_of_another_says_so_and_not_that_it_resumes(
     (tmp_path / "second" / "summary.json").unlink()
     main(again)
     assert "resuming: 2 of 2 replies kept" in capsys.readouterr().out
+    third = ["--replies", str(tmp_path / "second"), "real", "--training.epochs", "3", "--out", str(tmp_path / "third")]
+    main(["run", *third])  # its replies are still those of the first
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"the replies of {tmp_path / 'first'} are from another environment (torch was 0." in told
 
 
 @pytest.mark.parametrize("name", SERVER)

@@ -80,6 +80,12 @@ def test_two_processes_never_do_one_job(
     (place / work.ROW).write_text("{}")
     board.do_job(jobs[0], [], tmp_path)
     assert len(did) == 7
+    damaged = tmp_path / board.Job("try", "real", board.plan.tuning(jobs[1].cell.data), 0).name / work.ROW
+    damaged.parent.mkdir(parents=True)
+    for content in ("null", "{}", "{"):
+        damaged.write_text(content)
+        board.do_job(jobs[1], [], tmp_path)  # and the next job of the next row is begun after it
+        assert len(did) == 7 and "left out: " in capsys.readouterr().out
 
 
 def test_a_lead_is_decided_when_every_method_has_run_with_every_seed(board: ModuleType) -> None:

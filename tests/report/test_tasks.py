@@ -140,11 +140,11 @@ def test_rounds_are_no_second_column_where_the_run_had_as_many(tmp_path: Path) -
 
 def test_rows_that_differ_in_rounds_alone_have_names_of_their_own(tmp_path: Path) -> None:
     """Figures have a line for each name; the worst row took the place of all."""
-    runs = [write_run(tmp_path / f"{n}", rounds=n, setting={"rounds": n}, accuracy=0.3 * n) for n in (1, 2)]
-    task = only_task([read_run(add_parts(run, rounds=2)) for run in runs])
-    assert task.columns == [] and [row.name for row in task.rows] == [f"fedgm (method.rounds {n})" for n in (2, 1)]
+    runs = [write_run(tmp_path / f"{n}", rounds=n, setting={"rounds": n}, accuracy=0.3 * n) for n in (1, 2, 3)]
+    task = only_task([read_run(add_parts(run)) for run in runs])
+    assert task.columns == [] and [row.name for row in task.rows] == [f"fedgm (method.rounds {n})" for n in (3, 2, 1)]
     figure = figures.accuracy_against_bytes_of(task.rows, figures.styles([row.name for row in task.rows]), "up")
-    assert figure is not None and len(figure.lines) == 2
+    assert figure is not None and len(figure.lines) == 3
 
 
 @pytest.mark.parametrize(

@@ -92,19 +92,22 @@ def test_lines_of_rounds_after_a_checkpoint_go_and_two_of_one_round_are_merged(f
         folder.drop_metrics_after(2)
 
 
-def test_a_finished_run_has_its_last_round(folder: RunFolder) -> None:
+def test_the_rounds_of_a_finished_run_are_those_that_it_logged(folder: RunFolder) -> None:
     """A last line that a crash left unfinished is passed over in a run that goes on; a finished one has lost it."""
     folder.path.mkdir()
-    folder.append_metrics({"round": 1, "accuracy": 0.5})
-    with folder.metrics.open("a") as file:
-        file.write('{"round": 2, "accu')
-    assert [line["round"] for line in folder.read_metrics()] == [1]
     folder.config.write_text("{}")
-    folder.write_summary(SUMMARY | {"rounds": 2})
-    with pytest.raises(Damaged, match=r"metrics.jsonl is damaged \(it ends with round 1 of 2\)"):
-        folder.read_metrics()
-    folder.metrics.unlink()  # a copy without it has no curves, as its report shows
-    assert folder.read_metrics() == ()
+    folder.append_metrics({"round": 2, "accuracy": 0.5})  # of three rounds: a method may log those that it likes
+    folder.write_summary(SUMMARY | {"rounds": 3, "files": folder.digests()})
+    folder.check_results(folder.metrics)
+    with folder.metrics.open("a") as file:
+        file.write('{"round": 3, "accu')
+    assert [line["round"] for line in folder.read_metrics()] == [2]
+    for damage in (lambda: None, folder.metrics.unlink):
+        damage()
+        with pytest.raises(Damaged, match=r"metrics.jsonl is missing, or not the file that .* is of"):
+            folder.check_results(folder.metrics)
+    folder.write_summary(SUMMARY | {"files": {"model.safetensors": "0" * 64}})  # of an early version
+    folder.check_results(folder.metrics)
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def _counts(scores: Tensor, member: Tensor) -> tuple[Int64[Tensor, " t"], Int64[
     _check(scores, member)
     n = len(member)
     order = scores.argsort(descending=True, stable=True)
-    last = torch.cat([scores[order].diff() != 0, torch.ones(1, dtype=torch.bool)])  # of equal scores
+    last = torch.cat([scores[order][1:] != scores[order][:-1], torch.ones(1, dtype=torch.bool)])  # of equal scores
     true = member[order].cumsum(0)
     false = torch.arange(1, n + 1) - true
     start = torch.zeros(1, dtype=torch.int64)

@@ -5,6 +5,7 @@ user's own: whole runs with and without one record, whose releases are replaced 
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import wraps
@@ -125,7 +126,7 @@ def check(method: Method, settings: CheckSettings, progress: Callable[[int, int]
         )
     labels = claim.unit == "label"
     some = [*_pairs(settings, labels=labels), *_growing(settings, labels=labels)]
-    *_, alone, _ = _pairs(settings, labels=labels, sizes=[min(max(settings.records), _ALONE)])  # an outlier
+    *_, alone, _ = _pairs(settings, labels=labels, sizes=[min(settings.records, key=_from_alone)])  # an outlier
     number = len(some) + 1
     found, mixed = [], [False]
     last: tuple[Records, Heard] | None = None
@@ -155,11 +156,17 @@ def _found(pair: Pair, more: Heard, less: Heard, *, labels: bool) -> list[str]:
 
 def _apart(method: Method, settings: CheckSettings, own: Records, pair: Pair) -> Heard:
     """As `_heard`, in a process of its own: what a method keeps between calls is not there, as at another client."""
-    with processes.pool(1, _begin) as pool:
-        heard: Heard = _each(
-            np.ndarray, torch.from_numpy, pool.submit(_as_arrays, method, settings, own, pair).result()
-        )
+    try:
+        with processes.pool(1, _begin) as pool:
+            found = pool.submit(_as_arrays, method, settings, own, pair).result()
+    except BrokenExecutor as error:
+        raise ValueError("the method ended the process that ran it; nothing of it can be compared") from error
+    heard: Heard = _each(np.ndarray, torch.from_numpy, found)
     return heard
+
+
+def _from_alone(number: int) -> int:
+    return abs(number - _ALONE)
 
 
 def _begin() -> None:

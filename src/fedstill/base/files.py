@@ -80,11 +80,16 @@ def path_of(value: object, name: str) -> Path:
     """The path that somebody gave as ``name``, in text or as an object.
 
     Raises:
-        InputError: it is neither.
+        InputError: it is neither, or no path can be so.
     """
-    if not isinstance(value, str | os.PathLike):
-        raise InputError(f"{name} is {value!r}; give the path of a folder or a file, as 'runs/first'")
-    return Path(value)
+    if not isinstance(value, str | os.PathLike) or "\0" in (place := os.fsdecode(value)):
+        raise InputError(f"{name} is {in_words(value)}; give the path of a folder or a file, as 'runs/first'")
+    return Path(place)
+
+
+def in_words(value: object) -> str:
+    """A wrong value in a sentence: itself if it is short, else its type, so that no table of records is printed."""
+    return repr(value) if len(repr(value)) <= 60 and "\n" not in repr(value) else f"a {type(value).__name__}"
 
 
 def write_bytes(path: Path, *parts: bytes) -> None:

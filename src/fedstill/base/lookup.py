@@ -23,7 +23,7 @@ def suggestion(word: str, words: Iterable[str], prefix: str = "") -> str:
 
 def is_label(name: object) -> bool:
     """Whether a name can be that of a row, which is also the name of a folder and the beginning of flags."""
-    return isinstance(name, str) and name.replace("-", "_").isidentifier()
+    return isinstance(name, str) and name.replace("-", "_").isidentifier() and len(name.encode()) <= 200
 
 
 def nfc(name: str) -> str:

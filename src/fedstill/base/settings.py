@@ -3,10 +3,21 @@
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Gt, Le, Lt
-from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainValidator,
+    PositiveFloat,
+    ValidationError,
+    ValidationInfo,
+    WrapValidator,
+    field_validator,
+)
 
 from fedstill.base import files
 from fedstill.base.lookup import suggestion
@@ -37,9 +48,10 @@ class Settings(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_truth_value_for_a_number(cls, value: object, info: ValidationInfo) -> object:
-        """``rounds=True`` is a mistake, which pydantic takes for 1."""
-        if isinstance(value, bool) and not _takes(cls.model_fields[info.field_name or ""].annotation, bool):
-            raise ValueError("it must be no truth value")
+        """``rounds=True`` is a mistake, which pydantic takes for 1; a validator of the field's own decides itself."""
+        field = cls.model_fields[info.field_name or ""]
+        if not any(isinstance(part, _OWN_VALIDATORS) for part in field.metadata):
+            _check_truth(field.annotation, value)
         return value
 
     @field_validator("*", mode="before")
@@ -51,12 +63,38 @@ class Settings(BaseModel):
         return (value,) if alone and get_origin(kind) is tuple and ... in get_args(kind) else value
 
 
-def _takes(annotation: Any, kind: type) -> bool:
-    """Whether a type is ``kind``, has it in a union or among its literals, or is any type."""
-    parts = get_args(annotation)
-    if get_origin(annotation) is Literal:
-        return any(isinstance(part, kind) for part in parts)
-    return annotation in (kind, Any, object) or any(_takes(part, kind) for part in parts)
+_OWN_VALIDATORS = BeforeValidator, PlainValidator, WrapValidator
+
+
+def _check_truth(annotation: Any, value: object) -> None:
+    """Refuse a truth value where a type, or that of the parts of a list or a mapping, can only be a number.
+
+    Raises:
+        ValueError: there is one.
+    """
+    if isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool"):
+        if _is_for_numbers(annotation):
+            raise ValueError("it must be a number, and no truth value")
+        return
+    kinds = [part for part in get_args(annotation) if part is not ...]
+    if isinstance(value, list | tuple) and kinds:
+        whole = zip(kinds, value, strict=False) if len(kinds) > 1 else ((kinds[0], part) for part in value)
+        for kind, part in whole:
+            _check_truth(kind, part)
+    elif isinstance(value, Mapping) and len(kinds) == 2:
+        for part in value.values():
+            _check_truth(kinds[1], part)
+
+
+def _is_for_numbers(annotation: Any) -> bool:
+    """Whether a type is a number's, or a union of such and None, without a validator that could take more."""
+    if get_origin(annotation) is Annotated:
+        kind, *more = get_args(annotation)
+        return _is_for_numbers(kind) and not any(isinstance(part, _OWN_VALIDATORS) for part in more)
+    if get_origin(annotation) in (Union, UnionType):
+        parts = [part for part in get_args(annotation) if part is not NoneType]
+        return bool(parts) and all(_is_for_numbers(part) for part in parts)
+    return annotation in (int, float)
 
 
 def _completed(default: object, value: object) -> object:

@@ -113,13 +113,24 @@ class Job:
         return {path or place: digest for place, code in own.items() for path, digest in source_digests(code).items()}
 
 
+def kind_of(method: object) -> type[Method]:
+    """The class of a method that is given by its name, its class or an object.
+
+    Raises:
+        ValueError: there is no such method, or it is something else.
+    """
+    found = methods.find(method) if isinstance(method, str) else method
+    kind = found if isinstance(found, type) else type(found)
+    if not issubclass(kind, Method) or kind is Method:
+        raise ValueError(
+            f"the method is {files.in_words(method)}; give a method's name, class or object, as FedGM(ipc=1)"
+        )
+    return kind
+
+
 def _made(method: object) -> Method:
     """The method of a name or a class, with its defaults, or the object itself."""
-    kind = methods.find(method) if isinstance(method, str) else method
-    made = _defaults(kind) if isinstance(kind, type) and issubclass(kind, Method) else kind
-    if not isinstance(made, Method):
-        raise ValueError(f"the method is {made!r}; give a method's name, class or object, as FedGM(ipc=1)")
-    return made
+    return method if isinstance(method, Method) else _defaults(kind_of(method))
 
 
 def _check_name(name: object, method: Method) -> None:

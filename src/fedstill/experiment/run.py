@@ -447,14 +447,18 @@ def _begun(folder: RunFolder, description: dict[str, Any]) -> Config | None:
 def _note_environment(folder: RunFolder, device: str, watcher: Watcher) -> bool:
     """Store the environment of this start, and say so if it differs from that of the last; whether there was none.
 
-    Starts of the run whose replies this one took over (``of``) are not its own.
+    Starts of the runs whose replies this one took over (``of``) are not its own; any of them may have made replies.
     """
     now, before = environment.environment(device), folder.read_environments()
     folder.append_environment(now)
     is_first = all("of" in start for start in before)
-    if before and (changes := environment.changes(before[-1], now)):
-        what = f"the replies of {before[-1]['of']} are from" if is_first else "resuming in"
-        watcher.noted(f"{what} another environment ({changes}); the last bits of the result may differ")
+    found: dict[str | None, str | None] = {}
+    for start in before if is_first else before[-1:]:
+        found[start.get("of")] = found.get(start.get("of")) or environment.changes(start, now)
+    for owner, changes in found.items():
+        if changes:
+            what = f"the replies of {owner} are from" if is_first else "resuming in"
+            watcher.noted(f"{what} another environment ({changes}); the last bits of the result may differ")
     return is_first
 
 

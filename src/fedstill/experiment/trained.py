@@ -1,9 +1,9 @@
 """The model of a finished run, for use on images."""
 
 import logging
+import math
 from collections.abc import Sequence
 from functools import partial
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedstill import models
 from fedstill.base import seeds
 from fedstill.base.errors import front_door
-from fedstill.base.files import path_of
+from fedstill.base.files import in_words, path_of
 from fedstill.base.records import Normalisation
 from fedstill.base.weights import load, state
 from fedstill.data import features, own
@@ -172,8 +172,8 @@ class Trained(nn.Module):
             raise ValueError(f"positive and threshold are for two classes, but the model has {len(names)}; drop them")
         if len(names) != 2:
             return len(names) - 1
-        if threshold is not None and not (isinstance(threshold, Real) and 0 <= threshold <= 1):
-            raise ValueError(f"threshold is {threshold!r}; it must be a probability, a number in [0, 1]")
+        if threshold is not None and not 0 <= _number(threshold) <= 1:
+            raise ValueError(f"threshold is {in_words(threshold)}; it must be a probability, a number in [0, 1]")
         if positive is not None and str(positive) not in names:
             raise ValueError(f"positive is {positive!r}; it must be one of two classes: {', '.join(names)}")
         return 1 if positive is None else names.index(str(positive))
@@ -247,6 +247,19 @@ def load_model(folder: str | Path) -> Trained:
     if changed := changed_code(folder, job):
         _log.warning("the code of %s has changed since %s; the model may compute otherwise", changed, folder)
     return model_of(job)
+
+
+def _number(value: object) -> float:
+    """A number of any kind, that of an array of one too; not a number for what is none."""
+    if isinstance(value, str | bytes) or str(getattr(value, "dtype", type(value).__name__)) in _TRUTH:
+        return math.nan
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        return math.nan
+
+
+_TRUTH = "bool", "torch.bool"
 
 
 def model_of(job: Job) -> Trained:

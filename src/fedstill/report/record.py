@@ -264,7 +264,7 @@ def read_run(folder: str | Path, *, unfinished: bool = False) -> RunRecord:
         return _read_unfinished(run)
     run.check_finished()
     config, summary = run.read_config(), run.read_summary()
-    run.check_results(run.evaluation, run.numbers, JournalFiles(run.journal).spent)
+    run.check_results(run.evaluation, run.numbers, run.metrics, JournalFiles(run.journal).spent)
     class_names, counts = run.read_partition(summary.clients)
     return RunRecord(
         folder=run.path,

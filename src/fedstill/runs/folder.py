@@ -357,13 +357,13 @@ class RunFolder:
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of the files that the numbers of ``summary.json`` are of, by their names; of those that are there."""
-        places = (self.model, self.evaluation, self.numbers, JournalFiles(self.journal).spent)
+        places = (self.model, self.evaluation, self.numbers, self.metrics, JournalFiles(self.journal).spent)
         return {self._name(place): files.digest(place) for place in places if place.exists()}
 
     def check_results(self, *places: Path) -> None:
         """Refuse a finished run in which one of these files, or any, is not the one that its summary is of.
 
-        The runs of early versions have no digests, and are taken as they are.
+        The runs of early versions have no digests, or none of ``metrics.jsonl``, and are taken as they are.
 
         Raises:
             Damaged: a file is missing, was changed, or is another run's.
@@ -371,7 +371,8 @@ class RunFolder:
         known = self.read_summary().files
         for name in {self._name(place) for place in places} or known:
             place = self.path / name
-            if known and known.get(name) != (files.digest(place) if place.exists() else None):
+            early = not known or (place == self.metrics and name not in known)
+            if not early and known.get(name) != (files.digest(place) if place.exists() else None):
                 raise files.Damaged(
                     f"{place} is missing, or not the file that {self.summary} is of (changed, or another run's); "
                     f"bring it back, or delete {self.path} and run again"
@@ -531,19 +532,11 @@ class RunFolder:
             files.write_bytes(self.metrics, *(json.dumps(line).encode() + b"\n" for line in before))
 
     def read_metrics(self) -> tuple[dict[str, Any], ...]:
-        """The numbers of each round, in order of rounds; two lines of one round are merged.
-
-        Raises:
-            Damaged: a line is, or a finished run's file lacks its last round.
-        """
+        """The numbers of each round, in order of rounds; two lines of one round are merged."""
         rounds: dict[int, dict[str, Any]] = {}
         for values in files.read_json_lines(self.metrics):
             metric = self._checked(values, Metric, self.metrics).model_dump(exclude_unset=True)
             rounds[metric["round"]] = rounds.get(metric["round"], {}) | metric
-        if self.is_finished and self.metrics.exists():
-            last, number = max(rounds, default=0), self.read_summary().rounds
-            if last < number:
-                raise self.damaged(self.metrics, f"it ends with round {last} of {number}")
         return tuple(Metric(round=number).model_dump() | rounds[number] for number in sorted(rounds))
 
     def append_environment(self, facts: Mapping[str, Any]) -> None:
