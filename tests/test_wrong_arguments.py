@@ -137,6 +137,9 @@ def test_a_truth_value_is_no_number(setting: str, value: Any) -> None:
 def test_parts_of_a_list_are_no_truth_values_either() -> None:
     with pytest.raises(ValueError, match="no truth value"):
         FedAvg(local={"milestones": (True,)})  # type: ignore[arg-type]
+    for optional in ({"milestones": (1, True)}, {"milestones": [True]}):
+        with pytest.raises(ValueError, match="no truth value"):
+            Own(**optional)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="^measure is True; .*accuracy"):  # a text has a limit of its own
         fedstill.run("fedavg", **{**TASK, "measure": True})
 
@@ -151,6 +154,7 @@ class Own(Settings):
     either: int | bool = True
     anything: Any = True
     some: dict[str, bool] | None = None
+    milestones: tuple[int, ...] | None = None
     converted: Annotated[int, BeforeValidator(lambda value: 7 if value is True else value)] = 1
 
 

@@ -276,10 +276,10 @@ def _job(method: str | Method | type[Method], settings: Mapping[str, Any], out: 
 
 @front_door
 def compare(
-    methods: Sequence[str | Method | type[Method]] | Mapping[str, str | Method | type[Method]],
+    methods: Iterable[str | Method | type[Method]] | Mapping[str, str | Method | type[Method]],
     *,
     out: str | Path,
-    seeds: Sequence[int] = (0,),
+    seeds: Iterable[int] = (0,),
     data: Any = NOT_GIVEN,
     watcher: Watcher | None = None,
     progress: bool | None = None,

@@ -89,7 +89,8 @@ def path_of(value: object, name: str) -> Path:
 
 def in_words(value: object) -> str:
     """A wrong value in a sentence: itself if it is short, else its type, so that no table of records is printed."""
-    return repr(value) if len(repr(value)) <= 60 and "\n" not in repr(value) else f"a {type(value).__name__}"
+    whole = repr(value)
+    return whole if len(whole) <= 60 and "\n" not in whole else f"a {type(value).__name__}"
 
 
 def write_bytes(path: Path, *parts: bytes) -> None:

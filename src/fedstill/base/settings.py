@@ -63,6 +63,11 @@ class Settings(BaseModel):
         return (value,) if alone and get_origin(kind) is tuple and ... in get_args(kind) else value
 
 
+def is_truth(value: object) -> bool:
+    """Whether a value is a truth value, of Python or in an array or a tensor."""
+    return isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
+
+
 _OWN_VALIDATORS = BeforeValidator, PlainValidator, WrapValidator
 
 
@@ -72,12 +77,14 @@ def _check_truth(annotation: Any, value: object) -> None:
     Raises:
         ValueError: there is one.
     """
-    if isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool"):
+    if is_truth(value):
         if _is_for_numbers(annotation):
             raise ValueError("it must be a number, and no truth value")
         return
     kinds = [part for part in get_args(annotation) if part is not ...]
-    if isinstance(value, list | tuple) and kinds:
+    if get_origin(annotation) in (Union, UnionType) and len(given := {*kinds} - {NoneType}) == 1:
+        _check_truth(given.pop(), value)
+    elif isinstance(value, list | tuple) and kinds:
         whole = zip(kinds, value, strict=False) if len(kinds) > 1 else ((kinds[0], part) for part in value)
         for kind, part in whole:
             _check_truth(kind, part)

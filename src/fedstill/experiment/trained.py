@@ -18,6 +18,7 @@ from fedstill.base import seeds
 from fedstill.base.errors import front_door
 from fedstill.base.files import in_words, path_of
 from fedstill.base.records import Normalisation
+from fedstill.base.settings import is_truth
 from fedstill.base.weights import load, state
 from fedstill.data import features, own
 from fedstill.data.decode import plain_types
@@ -251,15 +252,12 @@ def load_model(folder: str | Path) -> Trained:
 
 def _number(value: object) -> float:
     """A number of any kind, that of an array of one too; not a number for what is none."""
-    if isinstance(value, str | bytes) or str(getattr(value, "dtype", type(value).__name__)) in _TRUTH:
+    if isinstance(value, str | bytes) or is_truth(value):
         return math.nan
     try:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError):
         return math.nan
-
-
-_TRUTH = "bool", "torch.bool"
 
 
 def model_of(job: Job) -> Trained:
