@@ -64,6 +64,36 @@ def test_the_label_privacy_of_the_paper_s_algorithm() -> None:
         assert row[at] in (ROOT / "docs" / "papers.md").read_text()
 
 
+def test_averaging_with_noise_beside_label_privacy() -> None:
+    def stored(name: str) -> list[dict[str, Any]]:
+        runs: list[dict[str, Any]] = json.loads((ROOT / "reproduce" / "results" / f"{name}.json").read_text())["runs"]
+        return runs
+
+    runs, tries = stored("fedgm-labels-averaging-mnist"), stored("fedgm-labels-averaging-tries-mnist")
+    own, beside = cells("dp-fl.md", "accuracy, %"), cells("fedgm-labels.md", DP_FL)
+    for at, noise in enumerate((2.15, 1.35, 0.851, 0.638), 1):
+        values = [run["accuracy"] for run in runs if run["method"].get("noise_multiplier") == noise]
+        assert len(values) == 3 and own[at] == beside[at] == spread(values)
+    whole = cells("fedgm-labels.md", "LDP-FedAvg, 20 rounds of ten steps")
+    for at, epsilon in ((1, 1), (3, 5), (4, 10)):
+        values = [run["accuracy"] for run in runs if run["method"].get("epsilon") == epsilon]
+        assert len(values) == 3 and whole[at] == spread(values)
+    words = ", ".join(f"{100 * run['accuracy']:.1f} at {run['method']['local']['lr']:g}" for run in by_rate(tries))
+    assert words.replace(" 0.", " .") in (ROOT / "docs" / "methods" / "dp-fl.md").read_text()
+    sound, row = stored("fedgm-labels-sound-mnist"), cells("fedgm-labels.md", "FedGM with label privacy")
+    values = [run["accuracy"] for run in sound if run["method"]["epsilon"] == 1]
+    assert len(values) == 3 and row[1] == spread(values)
+    values = [run["accuracy"] for run in sound if run["method"]["epsilon"] == 2]
+    assert row[2] == (spread(values) if len(values) == 3 else ", ".join(f"{100 * value:.1f}" for value in values))
+
+
+DP_FL = "[DP-FL](dp-fl.md#results): ten rounds, noise in each of 100 steps"
+
+
+def by_rate(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(runs, key=lambda run: float(run["method"]["local"]["lr"]))
+
+
 def test_real_with_crops_and_soft_labels() -> None:
     rows = {
         "real": "random, classes",
