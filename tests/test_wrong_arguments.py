@@ -93,6 +93,7 @@ def test_data_that_are_none_are_no_mnist(front: Callable[..., Any], tmp_path: Pa
         lambda value: fedstill.publish(value, "never"),
         lambda value: fedstill.load_model(value),
         lambda value: fedstill.read_run(value),
+        lambda value: fedstill.find_runs(value),
         lambda value: fedstill.attack(value),
     ],
 )

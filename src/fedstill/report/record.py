@@ -232,7 +232,7 @@ def find_runs(folder: str | Path, *, unfinished: bool = False) -> list[Path]:
     Raises:
         InputError: there is no such folder, or it has no such run.
     """
-    runs = [run for run in runs_below(Path(folder)) if unfinished or RunFolder(run).is_finished]
+    runs = [run for run in runs_below(path_of(folder, "the folder")) if unfinished or RunFolder(run).is_finished]
     if not runs:
         kind = "run" if unfinished else "finished run"
         raise ValueError(f"{folder} has no {kind}; give a run's folder, or repeat its command to resume it")
