@@ -5,10 +5,8 @@ PIP := $(BIN)/pip install -q --no-compile
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 TORCH := $(shell sed -n 's/^ *"\(torch[<>=].*\)",.*/\1/p' pyproject.toml)
 # Each process has its part of the tests and takes from another's when it is done, so that no file of tests
-# keeps one core busy while the others wait; plain `pytest` runs all one by one. Three processes for two cores, since a
-# sixth of a test's time is waiting, for a process, a socket or the disk, and more of a check's.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest --dist worksteal
-MANY := $(shell $(PYTHON) -c "import os; print(-(-3 * (os.cpu_count() or 1) // 2))")
+# keeps one core busy while the others wait; plain `pytest` runs all one by one. tests/conftest.py says how many.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest --dist worksteal -n auto
 
 .PHONY: demo test check test-fast lint docs numbers clean
 
@@ -19,13 +17,13 @@ demo: $(VENV)/.installed
 # `make test`: what a contributor waits for. `make check`: sockets, Flower, wheels, browsers, notebooks and the site.
 # Continuous integration runs both.
 test: $(VENV)/.installed-dev lint
-	$(PYTEST) -n $(MANY) --ignore tests/checks
+	$(PYTEST) --ignore tests/checks
 
 check: $(VENV)/.installed-dev
-	$(PYTEST) -n $(MANY) tests/checks
+	$(PYTEST) tests/checks
 
 test-fast: $(VENV)/.installed-dev
-	$(PYTEST) -n $(MANY) --ignore tests/checks -m "not slow"
+	$(PYTEST) --ignore tests/checks -m "not slow"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
