@@ -28,7 +28,7 @@ def run() -> fedstill.RunRecord:
     return fedstill.run("fedavg", rounds=1, **TASK)
 
 
-@pytest.mark.parametrize("label", ["..", ".", "", "a/b", "/tmp/elsewhere", "a b", 3])
+@pytest.mark.parametrize("label", ["..", ".", "", "a/b", "/tmp/elsewhere", "a b", 300 * "a", 3])
 def test_a_label_is_the_name_of_a_folder_below(label: Any, tmp_path: Path) -> None:
     """Of ``..`` the runs were beside the folder, where those of another comparison may be."""
     with pytest.raises(InputError, match="is not a label; use letters, digits, - and _"):
