@@ -1,6 +1,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# pip would compile what it installs, 24,000 files, with one core; compileall does so with all of them. That some are
+# templates and no Python is no failure.
 PIP := $(BIN)/pip install -q --no-compile
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 TORCH := $(shell sed -n 's/^ *"\(torch[<>=].*\)",.*/\1/p' pyproject.toml)
@@ -38,8 +40,6 @@ docs: $(VENV)/.installed-dev
 numbers: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python reproduce/replay.py
 
-# pip would compile what it installs, 24,000 files, with one core; compileall does so with all of them. That some are
-# templates and no Python is no failure.
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 

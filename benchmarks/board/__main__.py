@@ -149,23 +149,39 @@ def run(place: Path, part: int, parts: int, until: float, labels: list[str]) -> 
 
 
 def do_job(job: Job, tries: list[Row], place: Path) -> None:
-    """Do a job below ``place``, a run with the best try of its row, and say so, or why it is left out."""
+    """Do a job below ``place``, a run with the best try of its row, and say so, or that one of its tries is damaged."""
     import work
 
     data, start = job.cell.data, time.time()
     own = [Job("try", job.label, plan.tuning(data), number) for number in range(plan.TRIES)]
+    tried, damaged = rows_of(own, place)
+    if damaged:
+        print(f"{time.strftime('%H:%M:%S')} {job.kind} {job.name} left out: {'; '.join(damaged)}", flush=True)
+        return
     try:
-        tried = tries + [work.row_of(one, place) for one in own if work.is_done(one, place)]
         with work.alone(job, place):
             if work.is_done(job, place):  # by another process meanwhile
                 return
-            entry = work.do(job, plan.best(job.label, data, tried) if job.kind == "run" else 0, place)
+            known = tries + [row for _, row in tried]
+            entry = work.do(job, plan.best(job.label, data, known) if job.kind == "run" else 0, place)
         failed = entry.get("failed") or entry.get("attack_failed") or ""
     except Timeout:
         failed = "another process is at it"
-    except (ValueError, FedstillError) as error:  # one of its tries is damaged, which costs no other row its jobs
-        failed = f"left out: {error}"
     print(f"{time.strftime('%H:%M:%S')} {job.kind} {job.name} {time.time() - start:.0f} s {failed}", flush=True)
+
+
+def rows_of(jobs: Iterable[Job], place: Path) -> tuple[list[tuple[Job, Row]], list[str]]:
+    """Those of the jobs that are done below ``place``, with their rows, and in words those whose runs are damaged."""
+    import work
+
+    found, damaged = [], []
+    for job in jobs:
+        if work.is_done(job, place):
+            try:
+                found.append((job, work.row_of(job, place)))
+            except (ValueError, FedstillError) as error:
+                damaged.append(f"{job.name} ({error})")
+    return found, damaged
 
 
 def take(place: Path) -> int:
@@ -176,17 +192,9 @@ def take(place: Path) -> int:
     Raises:
         ValueError: there is no such folder, or runs are damaged; the others' rows are copied all the same.
     """
-    import work
-
     if not place.is_dir():
         raise ValueError(f"there is no folder {place}; name that of 'run' with --runs")
-    found, damaged = [], []
-    for job in plan.jobs():
-        if job.kind != "attack" and work.is_done(job, place):
-            try:
-                found.append((job, work.row_of(job, place)))
-            except (ValueError, FedstillError) as error:
-                damaged.append(f"{job.name} ({error})")
+    found, damaged = rows_of((job for job in plan.jobs() if job.kind != "attack"), place)
     for _, row in found:  # rows of before 2026-11-24 name the folder that they were in
         row |= {name: row[name].replace(f"{place}/", f"{plan.FOLDER}/") for name in row if name.endswith("command")}
     known = {key(row): row for row in rows()}

@@ -42,6 +42,11 @@ def runs_of(name: str) -> list[dict[str, Any]]:
     return runs
 
 
+def reproduced(name: str) -> list[dict[str, Any]]:
+    runs: list[dict[str, Any]] = json.loads((ROOT / "reproduce" / "results" / name).read_text())["runs"]
+    return runs
+
+
 def test_fedcof_beside_fedcgs() -> None:
     names = {"cgs": "FedCGS, {}", "cof": "FedCOF, {}", "cof-20": "FedCOF, {}, 20 means"}
     names = {key: words.format("no epsilon") for key, words in names.items()}
@@ -55,8 +60,7 @@ def test_fedcof_beside_fedcgs() -> None:
 
 
 def test_the_label_privacy_of_the_paper_s_algorithm() -> None:
-    place = ROOT / "reproduce" / "results" / "fedgm-labels-published-mnist.json"
-    runs = json.loads(place.read_text())["runs"]
+    runs = reproduced("fedgm-labels-published-mnist.json")
     row = cells("fedgm-labels.md", "the paper's Algorithm 4 (`--privacy published`)")
     for at, epsilon in enumerate((1, 2, 5, 10), 1):
         own = {run["seed"]: run["accuracy"] for run in runs if run["method"]["epsilon"] == epsilon}
@@ -65,11 +69,7 @@ def test_the_label_privacy_of_the_paper_s_algorithm() -> None:
 
 
 def test_averaging_with_noise_beside_label_privacy() -> None:
-    def stored(name: str) -> list[dict[str, Any]]:
-        runs: list[dict[str, Any]] = json.loads((ROOT / "reproduce" / "results" / f"{name}.json").read_text())["runs"]
-        return runs
-
-    runs, tries = stored("fedgm-labels-averaging-mnist"), stored("fedgm-labels-averaging-tries-mnist")
+    runs, tries = (reproduced(f"fedgm-labels-{name}-mnist.json") for name in ("averaging", "averaging-tries"))
     own, beside = cells("dp-fl.md", "accuracy, %"), cells("fedgm-labels.md", DP_FL)
     for at, epsilon in enumerate((1, 2, 5, 10), 1):
         values = [run["accuracy"] for run in runs if run["label"] == f"dp-fl-eps{epsilon}"]
@@ -80,7 +80,7 @@ def test_averaging_with_noise_beside_label_privacy() -> None:
         assert len(values) == 3 and whole[at] == spread(values)
     words = ", ".join(f"{100 * run['accuracy']:.1f} at {run['method']['local']['lr']:g}" for run in by_rate(tries))
     assert words.replace(" 0.", " .") in (ROOT / "docs" / "methods" / "dp-fl.md").read_text()
-    sound, row = stored("fedgm-labels-sound-mnist"), cells("fedgm-labels.md", "FedGM with label privacy")
+    sound, row = reproduced("fedgm-labels-sound-mnist.json"), cells("fedgm-labels.md", "FedGM with label privacy")
     values = [run["accuracy"] for run in sound if run["method"]["epsilon"] == 1]
     assert len(values) == 3 and row[1] == spread(values)
     values = [run["accuracy"] for run in sound if run["method"]["epsilon"] == 2]

@@ -37,7 +37,7 @@ _PUBLIC = 200
 _OTHERS = 3
 """Records of other classes beside a class that grows."""
 _ALONE = 61
-"""Most records of the pair whose data sets have a process each."""
+"""The pair whose data sets have a process each has that number of records which is the nearest to this."""
 _LONG = 1e6
 """Length of an outlying vector, in standard deviations of the others."""
 
@@ -126,7 +126,8 @@ def check(method: Method, settings: CheckSettings, progress: Callable[[int, int]
         )
     labels = claim.unit == "label"
     some = [*_pairs(settings, labels=labels), *_growing(settings, labels=labels)]
-    *_, alone, _ = _pairs(settings, labels=labels, sizes=[min(settings.records, key=_from_alone)])  # an outlier
+    size = min(settings.records, key=lambda number: abs(number - _ALONE))
+    *_, alone, _ = _pairs(settings, labels=labels, sizes=[size])  # an outlier
     number = len(some) + 1
     found, mixed = [], [False]
     last: tuple[Records, Heard] | None = None
@@ -163,10 +164,6 @@ def _apart(method: Method, settings: CheckSettings, own: Records, pair: Pair) ->
         raise ValueError("the method ended the process that ran it; nothing of it can be compared") from error
     heard: Heard = _each(np.ndarray, torch.from_numpy, found)
     return heard
-
-
-def _from_alone(number: int) -> int:
-    return abs(number - _ALONE)
 
 
 def _begin() -> None:

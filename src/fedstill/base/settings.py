@@ -81,9 +81,9 @@ def _check_truth(annotation: Any, value: object) -> None:
         if _is_for_numbers(annotation):
             raise ValueError("it must be a number, and no truth value")
         return
-    kinds = [part for part in get_args(annotation) if part is not ...]
-    if get_origin(annotation) in (Union, UnionType) and len(given := {*kinds} - {NoneType}) == 1:
-        _check_truth(given.pop(), value)
+    kinds = [part for part in get_args(annotation) if part not in (..., NoneType)]
+    if get_origin(annotation) in (Union, UnionType) and len(kinds) == 1:
+        _check_truth(kinds[0], value)
     elif isinstance(value, list | tuple) and kinds:
         whole = zip(kinds, value, strict=False) if len(kinds) > 1 else ((kinds[0], part) for part in value)
         for kind, part in whole:
