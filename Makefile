@@ -1,10 +1,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# pip would compile what it installs, 24,000 files, with one core; compileall does so with all of them. That some are
-# templates and no Python is no failure.
+# pip would compile what it installs, 24,000 files, for a minute; Python compiles the sixth of them that is used, once.
 PIP := $(BIN)/pip install -q --no-compile
-COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 TORCH := $(shell sed -n 's/^ *"\(torch[<>=].*\)",.*/\1/p' pyproject.toml)
 # Each process has its part of the tests and takes from another's when it is done, so that no file of tests
 # keeps one core busy while the others wait; plain `pytest` runs all one by one. tests/conftest.py says how many.
@@ -53,12 +51,10 @@ $(VENV)/.torch: $(VENV)/bin/python
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml
 	$(PIP) -e .
-	$(COMPILE)
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml
 	$(PIP) -e ".[dev]"
-	$(COMPILE)
 	touch $@ $(VENV)/.installed
 
 clean:

@@ -528,7 +528,7 @@ def test_clients_that_raise_sleep_or_die_are_left_out(
         assert weights(Probe().server(server("well"))) == weights(expected)  # the actors are still there
         fed = server("many", num_clients=40)
         assert weights(Probe(rounds=3).server(fed)) == weights(of_many)
-        assert max(pace.sharing for pace in transport.grid._paces.values()) > 2  # in one message, as they are quick
+        assert max(pace.sharing for pace in transport.grid.paces.values()) > 2  # in one message, as they are quick
         assert (fed.journal.bytes_up, fed.journal.bytes_down) == (alone.journal.bytes_up, alone.journal.bytes_down)
     assert not any(thread.name.startswith("fedstill") for thread in threading.enumerate())
 

@@ -43,12 +43,10 @@ def test_no_local_user_gets_a_message_of_a_site(tmp_path: Path) -> None:
         while not stop.is_set():
             for words in supernodes():
                 address = f"127.0.0.1:{words[words.index('--port') + 1]}"
-                signed = node.SuperExecAuthHttpInterceptor(
-                    master_secret=b"guess" * 6, protected_methods=[node._ACQUIRE]
-                )
+                signed = node.SuperExecAuthHttpInterceptor(master_secret=b"guess" * 6, protected_methods=[node.ACQUIRE])
                 for more in ([], [signed]):
                     version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
-                    client = node._client(address, version, *more)
+                    client = node.client_of(address, version, *more)
                     try:
                         got = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
                         answers.append(200 if got.token else 204)

@@ -161,7 +161,7 @@ def test_a_token_lasts_while_its_program_works_and_refusals_of_the_supernode_are
     """Flower gives a program 30 seconds until it says that it lives, so no task is taken before one can start."""
     monkeypatch.setattr(Api, "heard", [])
     monkeypatch.setattr(node, "_SUPERNODE", SUPERNODE)
-    monkeypatch.setattr(node, "_client", lambda *_, **__: Api())
+    monkeypatch.setattr(node, "client_of", lambda *_, **__: Api())
     monkeypatch.setattr(node, "_BEAT", 0.1)
     refused: list[Any] = []
     before = signal.getsignal(signal.SIGTERM)

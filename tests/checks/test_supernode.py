@@ -99,7 +99,8 @@ def test_a_request_within_the_limit_is_taken_and_its_run_has_no_configuration() 
     assert (run.fab_id, run.override_config, run.primary_task_type) == ("", {}, TaskType.SERVER_APP)
     assert get_fab(run.fab_hash, RUN).content == b"PK"
     confirm(RUN, server.message.metadata.message_id)
-    assert connection._contents == {}
+    with pytest.raises(KeyError):  # its parts are kept no longer
+        pull(RUN, next(iter(server.objects)))
 
 
 def random(size: int) -> bytes:
@@ -276,7 +277,7 @@ def test_a_message_whose_program_failed_gets_an_error_and_not_a_wait_for_ever(ta
     if taken:
         state.get_messages_legacy(is_reply=False)
     assert state.finish_task(task, sub_status=SubStatus.FAILED, details="")
-    supernode._wait_for_tasks(state, state.object_store)
+    supernode.wait_for_tasks(state, state.object_store)
     (reply,) = state.get_messages_legacy(is_reply=True)
     assert reply.error.code == ErrorCode.CLIENT_APP_CRASHED
 
@@ -297,7 +298,7 @@ def test_a_reply_whose_program_was_killed_while_it_sent_it_is_not_waited_for(sen
     state.store_message_and_object_tree(remove_content_from_message(reply), get_object_tree(reply), session)
     for part in list(parts)[:sent]:
         state.object_store.put(part, parts[part].deflate())
-    supernode._wait_for_tasks(state, state.object_store)
+    supernode.wait_for_tasks(state, state.object_store)
     (found,) = state.get_messages_legacy(is_reply=True)
     if sent is None:
         assert found.metadata.message_id == name and not found.has_error()

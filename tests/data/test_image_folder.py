@@ -302,8 +302,8 @@ def test_a_missing_column_is_named_with_those_there_are(data_root: Path) -> None
 def test_a_site_decodes_its_images_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place(tmp_path / "scans", "train/b/1.png", "train/b/2.png")
     calls = []
-    original = sources._part
-    monkeypatch.setattr(sources, "_part", lambda source: (calls.append(1), original(source))[1])
+    original = sources.entry_of
+    monkeypatch.setattr(sources, "entry_of", lambda source: (calls.append(1), original(source))[1])
     for _ in range(2):
         part = sources.load_part(str(tmp_path / "scans"), cache_dir=tmp_path / "state")
         assert part.class_names == ("b",) and len(part.train[1]) == 2 and len(part.test[1]) == 0

@@ -113,10 +113,10 @@ def test_time_left_leaves_out_the_first_part_and_names_the_step(monkeypatch: pyt
         now += seconds
         watcher.arrived(None)
     now += 1
-    watcher._write_state()
+    watcher.write_state()
     assert said[-1] == "x: step distil, 3 of 10 clients replied; 0:35 elapsed; about 0:13 left of step distil"
     now += 100  # the fourth takes long; six others follow
-    watcher._write_state()
+    watcher.write_state()
     assert said[-1].endswith("about 0:12 left of step distil")
 
 
@@ -220,11 +220,11 @@ def test_a_terminal_shows_the_work_inside_a_step_until_its_reply_arrives() -> No
         assert isinstance(watcher, Bars)
         watcher.asked("distil", 2, 0, 0)
         watcher.working(1, "matching", 120, 300)
-        watcher._progress.refresh()
+        watcher.progress.refresh()
         watcher.arrived(None)
-        assert [task.visible for task in watcher._progress.tasks] == [True, False]
+        assert [task.visible for task in watcher.progress.tasks] == [True, False]
         watcher.working(0, "training", 1, 2)
-        assert [task.visible for task in watcher._progress.tasks] == [True, True]
+        assert [task.visible for task in watcher.progress.tasks] == [True, True]
     assert re.search(r"fedgm, seed 0: client 1, matching +[━╸╺ ]+ 120/300", screen.getvalue())
 
 

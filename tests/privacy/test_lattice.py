@@ -68,18 +68,18 @@ def test_comparisons_that_float64_can_t_decide_have_the_same_law(monkeypatch: py
 
 
 def test_the_slow_comparison_agrees_with_the_fast_one() -> None:
-    table = lattice._table(137.9)
+    table = lattice.table(137.9)
     rng = np.random.default_rng(0)
     for _ in range(500):
         q, r = int(rng.integers(0, 12)), int(rng.integers(0, 2**table.block))
         word = int(rng.integers(0, 2**64, dtype=np.uint64))
         exact = math.exp(-(r * (2 * 2**table.block * q + r)) / (2 * 137.9))
         if abs(word / 2**64 - exact) > 1e-12:
-            assert lattice._stays(table, q, r, word, simulated()) == (word / 2**64 < exact)
+            assert table.stays(q, r, word, simulated()) == (word / 2**64 < exact)
 
 
 def test_a_word_on_a_threshold_draws_its_lower_half() -> None:
-    table = lattice._table(3.0)
+    table = lattice.table(3.0)
 
     class Low(seeds.Entropy):
         def __init__(self, low: int) -> None:
@@ -90,8 +90,8 @@ def test_a_word_on_a_threshold_draws_its_lower_half() -> None:
 
     words = table.high[:1].copy()
     below, above = table.thresholds[0] % 2**64 - 1, table.thresholds[0] % 2**64
-    assert lattice._blocks(table, words, Low(below))[0] == 0
-    assert lattice._blocks(table, words, Low(above))[0] == 1
+    assert table.blocks(words, Low(below))[0] == 0
+    assert table.blocks(words, Low(above))[0] == 1
 
 
 @pytest.mark.parametrize("v", [0.2, 0.5, 1.0])

@@ -124,7 +124,7 @@ def test_eigenvalues_are_found_where_lapack_fails(monkeypatch: pytest.MonkeyPatc
         raise RuntimeError("the algorithm failed to converge")
 
     monkeypatch.setattr(torch.linalg, "eigh", fails)
-    values, vectors = solver._eigen(matrix)
+    values, vectors = solver.eigen(matrix)
     assert values.dtype == torch.float32 and float(values.max()) == pytest.approx(expected, rel=1e-5)
     assert torch.allclose(vectors @ torch.diag(values) @ vectors.T, matrix, atol=1e-4)
 
@@ -195,14 +195,14 @@ def test_a_head_ends_at_the_size_of_a_site(first: int, monkeypatch: pytest.Monke
 
 def steps_of(monkeypatch: pytest.MonkeyPatch, x: Tensor, labels: Tensor, penalty: float) -> int:
     """The steps of a head's search."""
-    steps, search = [0], solver._line_search
+    steps, search = [0], solver.line_search
 
     def counted(*given: Any) -> tuple[float, Tensor]:
         steps[0] += 1
         return search(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(solver, "_line_search", counted)
+        patch.setattr(solver, "line_search", counted)
         solve(x, labels, 2, penalty, limit=RESIDUAL)
     return steps[0]
 
@@ -225,8 +225,10 @@ def test_many_records_have_the_gradient_of_their_blocks() -> None:
     x, labels = data(2**16 + 5000, 3, 4)
     p = torch.randn(4, len(x), generator=stream(0, "p"), dtype=torch.float64).softmax(0)
     expected = (p - one_hot(labels, 4).T) @ x
-    assert torch.allclose(solver._slope(p, labels, x), expected, rtol=0, atol=1e-8)
-    assert torch.equal(solver._slope(p[:, :99], labels[:99], x[:99]), (p - one_hot(labels, 4).T)[:, :99] @ x[:99])
+    assert torch.allclose(solver.loss_gradient(p, labels, x), expected, rtol=0, atol=1e-8)
+    assert torch.equal(
+        solver.loss_gradient(p[:, :99], labels[:99], x[:99]), (p - one_hot(labels, 4).T)[:, :99] @ x[:99]
+    )
 
 
 def test_a_search_ends_without_any_eigenvalue_routine(monkeypatch: pytest.MonkeyPatch) -> None:

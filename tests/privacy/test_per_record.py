@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from fedstill import models
 from fedstill.base.seeds import isolated, stream
+from fedstill.privacy import rowwise
 from fedstill.privacy.per_record import ClippedGradients, check_alone
 
 # small enough for a loop; a name without an entry is built as it is, for 3x32x32
@@ -394,27 +396,32 @@ def test_weights_that_leave_only_rounding_let_no_record_move_others(classes: int
     assert max(moves(twins(classes), x, y, i) for i in (0, 5, n - 1)) <= 1.0
 
 
-def test_a_last_layer_of_odd_width_takes_batches_and_lets_no_record_move_others() -> None:
+def test_a_last_layer_of_odd_width_takes_batches_and_lets_no_record_move_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with isolated(0):
         model = nn.Sequential(nn.Flatten(), nn.Linear(243, 10))
     rng = stream(1)
     x, y = torch.randn(70, 243, generator=rng), torch.randint(0, 10, (70,), generator=rng)
-    gradients = ClippedGradients(model)
-    found, norms = gradients.clipped_sum(x, y, 0.1, loss)
+    gradients, among = ClippedGradients(model), list[Any]()
+    with monkeypatch.context() as patch:
+        batches = rowwise.batches
+        patch.setattr(rowwise, "batches", lambda n, sizes: (among.append(sizes), batches(n, sizes))[1])
+        found, norms = gradients.clipped_sum(x, y, 0.1, loss)
     alone = [ClippedGradients(model).clipped_sum(x[i : i + 1], y[i : i + 1], 0.1, loss)[1] for i in range(70)]
     assert torch.equal(norms, torch.cat(alone))  # to the bit
-    assert gradients._among != (1,), "records are computed one at a time, which takes twice as long"
+    assert among and (1,) not in among, "records are computed one at a time, which takes twice as long"
     slow, _ = ClippedGradients(model, fast=False).clipped_sum(x, y, 0.1, loss)
     torch.testing.assert_close(found, slow, rtol=1e-5, atol=1e-6)  # float32
     assert max(moves(model, x, y, i) for i in (0, 33, 69)) <= 1.0
 
 
-def test_sizes_are_asked_again_where_facts_change() -> None:
+def test_sizes_are_asked_again_where_facts_change(monkeypatch: pytest.MonkeyPatch) -> None:
     with isolated(0):
         model = nn.Sequential(nn.Flatten(), nn.Linear(8, 3))
     gradients, y = ClippedGradients(model), torch.zeros(2, dtype=torch.int64)
     asked = []
-    gradients._found = lambda x, y, loss: asked.append(x.shape) or (8,)  # type: ignore[assignment, func-returns-value]
+    monkeypatch.setattr(rowwise, "sizes", lambda *_: asked.append(1) or (8,))
     for x in (torch.zeros(2, 8), torch.ones(2, 8), torch.zeros(2, 2, 4), torch.zeros(2, 8)):
         gradients.clipped_sum(x, y, 1.0, loss)
     model.eval()

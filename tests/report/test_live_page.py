@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import psutil
 import pytest
 from method_settings import SMALL
 
@@ -102,7 +104,7 @@ def test_epsilon_is_computed_again_only_for_more_releases_and_not_all_the_time(
         calls.append(now)
         return []
 
-    monkeypatch.setattr("fedstill.runs.live._computed", slow)
+    monkeypatch.setattr("fedstill.runs.live.spent_by_unit", slow)
     monkeypatch.setattr("fedstill.runs.live.time.monotonic", lambda: now)
     live(folder, known)
     live(folder, known)
@@ -154,7 +156,9 @@ def test_the_page_only_reads_and_only_for_this_machine(page: LivePage, followed:
 
 
 def test_the_page_listens_on_this_machine_only(page: LivePage) -> None:
-    assert page._server.server_address[0] == "127.0.0.1"
+    port = urlsplit(page.url).port
+    listening = [c.laddr for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    assert [address.ip for address in listening if address.port == port] == ["127.0.0.1"]
 
 
 def test_a_damaged_or_newer_run_beside_others_is_named(tmp_path: Path, followed: tuple[Path, list[Any]]) -> None:

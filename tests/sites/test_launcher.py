@@ -7,6 +7,7 @@ import signal
 import time
 import zipfile
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -114,10 +115,13 @@ def test_a_reply_leaves_at_a_whole_multiple_of_seconds(
         assert 0.8 <= time.monotonic() - began < 8
 
 
-def test_a_request_above_the_limit_is_not_even_sent_to_the_process(policy: SitePolicy) -> None:
+def test_a_request_above_the_limit_is_not_even_sent_to_the_process(
+    policy: SitePolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with launcher.Worker(policy.model_copy(update={"max_request_mb": 1e-6})) as worker:
-        worker._pipe.close()
+        monkeypatch.setattr(Connection, "send_bytes", lambda *_: pytest.fail("it was sent"))
         assert worker("spec", b"12") == NO_REPLY
+        monkeypatch.undo()
     (line,) = [json.loads(line) for line in (policy.state / "journal.jsonl").read_text().splitlines()]
     assert (line["what"], line["detail"]) == ("failed", "the request has 2 bytes; the limit is 1 (max_request_mb)")
 

@@ -88,7 +88,7 @@ def test_it_is_used_like_a_ledger_and_shows_this_run_only(folder: Path) -> None:
 def test_accounting_that_takes_long_holds_up_no_other_charge(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sum is worked out without the lock, and again if somebody charged meanwhile."""
     slow, quick = opened(folder, "slow", 1.8), opened(folder, "quick", 1.8)
-    rule, calls = slow._rule, list[int]()
+    rule, calls = slow.rule, list[int]()
 
     def check(entries: Sequence[Charge], new: Charge) -> None:
         calls.append(len(calls))
@@ -96,7 +96,7 @@ def test_accounting_that_takes_long_holds_up_no_other_charge(folder: Path, monke
             quick.charge(entry())
         rule(entries, new)
 
-    slow._rule = check
+    slow.rule = check
     slow.charge(entry())
     assert len(calls) == 2
     assert len(opened(folder, "slow").entries) == len(opened(folder, "quick").entries) == 1

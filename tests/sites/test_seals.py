@@ -165,8 +165,14 @@ class Pair:
     def send(self, seal: SiteSeal, spec: str = "spec", request: bytes = b"request") -> None:
         """Send a reply, whose receipt the server keeps; it had sent the receipt that it has."""
         arrival = Arrival(0, b"reply", **seal.of(spec, request, b"reply"))
-        transport = Sealed(lambda **_: Canned([arrival]), spec, {0: self.key}, self.server.folder)
-        transport._facts(0, request)
+        found: list[Any] = []
+
+        def connect(**options: Any) -> Canned:
+            found.append(options)
+            return Canned([arrival])
+
+        transport = Sealed(connect, spec, {0: self.key}, self.server.folder)
+        found[0]["facts_of"](0, request)
         assert [one.failure for one in transport.exchange(request, [0], lambda _: None)] == [None]
 
 

@@ -120,7 +120,7 @@ def test_a_sites_column_of_classes_may_be_named_and_its_remarks_are_warnings(tmp
     assert sources.load_part(str(place), policy.reading, cache_dir=tmp_path).class_names == ("False", "True")
 
 
-def test_a_site_never_downloads_a_backbone_for_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_site_never_downloads_a_backbone_for_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
 
     def load(name: str, shape: object, *, download: bool = True) -> Any:
@@ -128,8 +128,8 @@ def test_a_site_never_downloads_a_backbone_for_a_server(monkeypatch: pytest.Monk
         raise ValueError("not here")
 
     monkeypatch.setattr(site_data.backbones, "load", load)
-    data = SiteData.__new__(SiteData)
-    data._spec = SimpleNamespace(features="hf:somebody/net", backbone="0" * 64)
+    spec: Any = SimpleNamespace(features="hf:somebody/net", backbone="0" * 64)
+    data = SiteData(SitePolicy(client=0, data=tmp_path, state=tmp_path), spec, tmp_path)
     with pytest.raises(schema.Refused, match="can't load the backbone 'hf:somebody/net'"):
         data.check_backbone()
     assert asked == [False]

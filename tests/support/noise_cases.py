@@ -43,13 +43,7 @@ REFUSED = [0.0, 0.5, -3.0, 2.0**81, "inf", "nan"]
 
 def added(name: str, std: float, exact: list[float]) -> list[float]:
     """What `seeds.Entropy.added` releases if the words of the case come from the operating system."""
-    source = Words(name)
-    before = seeds._words
-    seeds._words = source.words
-    try:
-        return source.added(torch.tensor(exact, dtype=torch.float64), std).tolist()
-    finally:
-        seeds._words = before
+    return Words(name).added(torch.tensor(exact, dtype=torch.float64), std).tolist()
 
 
 def discrete(name: str, variance: float, many: int) -> list[int]:

@@ -118,7 +118,7 @@ class Entropy(Noise):
 
     @override
     def gaussian(self, shape: Sequence[int]) -> Tensor:
-        words = _words(2 * math.prod(shape)).reshape(2, -1)
+        words = self.words(2 * math.prod(shape)).reshape(2, -1)
         # a uniform in (0, 1/2), as exact near 0 as elsewhere: an exponent, 1 with half the probability of 2 and so on,
         # 52 digits, and a sign; both tails are the lower one, as no float64 near 1 resolves the upper
         exponent = np.frexp((words[0] >> np.uint64(11)).astype(np.float64))[1] - 54  # -1 to -54
@@ -130,12 +130,12 @@ class Entropy(Noise):
 
     @override
     def uniform(self, shape: Sequence[int]) -> Tensor:
-        words = _words(math.prod(shape)) >> np.uint64(11)
+        words = self.words(math.prod(shape)) >> np.uint64(11)
         return torch.from_numpy(words.astype(np.float64) * 2.0**-53).reshape(tuple(shape))
 
     @override
     def words(self, count: int) -> NDArray[np.uint64]:
-        return _words(count)
+        return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
 
     @override
     def added(self, exact: Tensor, std: float) -> Tensor:
@@ -147,7 +147,3 @@ class Entropy(Noise):
         rest = exact.clamp(-most, most) - whole * grid  # exact, as the grid is a power of 2
         noise = std * self.gaussian(exact.shape).to(exact.device)
         return (whole + ((rest + noise) / grid).round()) * grid
-
-
-def _words(count: int) -> NDArray[np.uint64]:
-    return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)

@@ -567,7 +567,7 @@ def load_raw(data: "str | DataSet", reading: Reading = AS_IT_IS, *, cache_dir: P
 def load_raw_part(path: str, reading: Reading = AS_IT_IS, *, cache_dir: Path) -> Raw:
     """A site's own records, which may be texts; arguments and errors as of `load_part`."""
     source = find(path, reading)
-    entry, fingerprint = cache.cached(cache_dir / source.folder, source.state, lambda: _part(source))
+    entry, fingerprint = cache.cached(cache_dir / source.folder, source.state, lambda: entry_of(source))
     return _raw(source, entry, fingerprint, published=False)
 
 
@@ -596,7 +596,12 @@ def _raw(source: Source, entry: cache.CacheEntry, fingerprint: str, *, published
     )
 
 
-def _part(source: Source) -> cache.CacheEntry:
+def entry_of(source: Source) -> cache.CacheEntry:
+    """Read and check the records of ``source``, as the cache keeps them.
+
+    Raises:
+        ValueError: a class is negative or above the limit.
+    """
     train, test = source.read()
     if len(train.labels) and train.labels.min() < 0:
         raise ValueError(f"{source.location!r} has the class {train.labels.min()}; classes are counted from 0")

@@ -163,7 +163,7 @@ class Lines(ForReaders):
             self._work.lost += refusal is not None
             self._work.advance(self._work.done + 1)
             if self._work.done == self._work.total and not self._is_in_rounds:
-                self._write_state()
+                self.write_state()
 
     @override
     def withdrawn(self, refusal: Refusal) -> None:
@@ -183,7 +183,7 @@ class Lines(ForReaders):
         self._rounds.total = rounds
         self._rounds.advance(round)
         self._work = None
-        self._write_state(numbers(values))
+        self.write_state(numbers(values))
 
     @override
     def progressed(self, label: str, done: int, total: int) -> None:
@@ -211,7 +211,8 @@ class Lines(ForReaders):
             self._seen.add(work.name)
             self._write(words)
 
-    def _write_state(self, details: str = "") -> None:
+    def write_state(self, details: str = "") -> None:
+        """Write where the run is and how long it has taken, with ``details`` of the round that ended."""
         now, rounds, work = time.monotonic(), self._rounds, self._work
         parts = [f"round {rounds.done} of {rounds.total}"] if rounds and rounds.total else []
         parts += [str(work)] if work else []
@@ -234,7 +235,7 @@ class Lines(ForReaders):
         with suppress(OSError, ValueError):  # the reader of the output has ended
             while not self._over.wait(max(self._last + self._every - time.monotonic(), 0.01)):
                 if time.monotonic() - self._last >= self._every:
-                    self._write_state()
+                    self.write_state()
 
 
 def _left_out(lost: int) -> str:
@@ -423,7 +424,7 @@ class Bars(WithBars):
         super().__init__()
         self.label = label
         self._console = console
-        self._progress = Progress(
+        self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=28),
             MofNCompleteColumn(),
@@ -441,8 +442,8 @@ class Bars(WithBars):
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._progress.tasks:
-            self._progress.stop()
+        if self.progress.tasks:
+            self.progress.stop()
 
     @override
     def asked(self, step: str, clients: int, answered: int, lost: int) -> None:
@@ -450,19 +451,19 @@ class Bars(WithBars):
         if self._clients is None:
             self._note_taken_over(clients, answered, lost)
             self._clients = self._bar(words, answered, clients)
-        self._progress.reset(self._clients, total=clients, completed=answered, description=words)
+        self.progress.reset(self._clients, total=clients, completed=answered, description=words)
 
     @override
     def working(self, client: int, label: str, done: int, total: int) -> None:
         words = f"{self.label}: client {client}, {label}"
         if self._inside is None:
             self._inside = self._bar(words, done, total)
-        self._progress.update(self._inside, completed=done, total=total, description=words, visible=True)
+        self.progress.update(self._inside, completed=done, total=total, description=words, visible=True)
 
     @override
     def _end_client(self) -> None:
         if self._inside is not None:  # the next client's work shows it again
-            self._progress.update(self._inside, visible=False)
+            self.progress.update(self._inside, visible=False)
 
     @override
     def _say_left_out(self, words: str) -> None:
@@ -471,20 +472,20 @@ class Bars(WithBars):
     @override
     def _advance(self, words: str, replied: int) -> None:
         assert self._clients is not None
-        self._progress.update(self._clients, advance=replied, description=words)
+        self.progress.update(self._clients, advance=replied, description=words)
 
     @override
     def logged(self, round: int, rounds: int, values: Mapping[str, float]) -> None:
         words = f"{self.label}: rounds ({numbers(values)})" if values else f"{self.label}: rounds"
         if self._rounds is None:
             self._rounds = self._bar(words, self._kept, rounds)
-        self._progress.update(self._rounds, completed=round, total=rounds, description=words)
+        self.progress.update(self._rounds, completed=round, total=rounds, description=words)
 
     @override
     def progressed(self, label: str, done: int, total: int) -> None:
         if label not in self._work:
             self._work[label] = self._bar(f"{self.label}: {label}", done, total)
-        self._progress.update(self._work[label], completed=done, total=total)
+        self.progress.update(self._work[label], completed=done, total=total)
 
     @override
     def noted(self, sentence: str) -> None:
@@ -496,6 +497,6 @@ class Bars(WithBars):
 
     def _bar(self, words: str, done: int, total: int) -> TaskID:
         """A new bar; the first one starts the display, so that a run without work has none."""
-        task = self._progress.add_task(words, completed=done, total=total)
-        self._progress.start()
+        task = self.progress.add_task(words, completed=done, total=total)
+        self.progress.start()
         return task

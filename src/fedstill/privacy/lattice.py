@@ -48,7 +48,7 @@ _UNSURE = 2.0**20
 """Distance of a uniform word from a threshold, both below 2^64, within which float64 may err: by less than 2^-46 p."""
 
 
-class _Table(NamedTuple):
+class Table(NamedTuple):
     """Constants for one variance parameter.
 
     Attributes:
@@ -62,6 +62,37 @@ class _Table(NamedTuple):
     thresholds: tuple[int, ...]
     high: NDArray[np.uint64]
     variance: float
+
+    def blocks(self, words: NDArray[np.uint64], noise: Noise) -> NDArray[np.int64]:
+        """Q for each uniform word; one that equals a threshold's upper half draws the lower half too."""
+        q = np.searchsorted(self.high, words, side="right").astype(np.int64)
+        for i in np.flatnonzero(np.isin(words, self.high)):
+            whole = int(words[i]) << 64 | int(noise.words(1)[0])
+            q[i] = sum(threshold <= whole for threshold in self.thresholds)
+        return np.minimum(q, len(self.thresholds) - 1)
+
+    def stays(self, q: int, r: int, word: int, noise: Noise) -> bool:
+        """Whether a candidate stays whose uniform ``word`` lies too near to its probability for float64."""
+        with localcontext(_DIGITS):
+            exponent = Decimal(r) * (2 * (1 << self.block) * q + r) / (2 * Decimal(self.variance))
+            limit = int((-exponent).exp() * 2**128)
+        return (word << 64 | int(noise.words(1)[0])) < limit
+
+
+@lru_cache(maxsize=64)
+def table(variance: float) -> Table:
+    """The constants for ``variance``."""
+    block = max(0, math.frexp(math.sqrt(variance))[1] - 1)
+    size = 1 << block
+    last = math.ceil(math.sqrt(2 * _TAIL * variance) / size)
+    with localcontext(_DIGITS):
+        weights = [(-(Decimal(size * q) ** 2) / (2 * Decimal(variance))).exp() for q in range(last + 1)]
+        total, so_far, thresholds = sum(weights), Decimal(0), []
+        for weight in weights:
+            so_far += weight
+            thresholds.append(int(so_far / total * 2**128))
+    high = np.array([min(threshold >> 64, 2**64 - 1) for threshold in thresholds], dtype=np.uint64)
+    return Table(block, tuple(thresholds), high, variance)
 
 
 def share(std: float, adders: int) -> float:
@@ -87,63 +118,31 @@ def discrete_gaussian(shape: Sequence[int], variance: float, noise: Noise) -> In
     """
     if not 1 <= variance <= _MOST:
         raise ValueError(f"the variance of discrete noise is {variance:g}; it must be from 1 to {_MOST:g}")
-    table, wanted = _table(float(variance)), math.prod(shape)
+    constants, wanted = table(float(variance)), math.prod(shape)
     found: list[NDArray[np.int64]] = []
     while wanted:
-        some = _accepted(table, min(wanted + wanted // 2 + 64, 1 << 20), noise)[:wanted]
+        some = _accepted(constants, min(wanted + wanted // 2 + 64, 1 << 20), noise)[:wanted]
         found.append(some)
         wanted -= len(some)
     flat = np.concatenate(found) if found else np.empty(0, np.int64)
     return torch.from_numpy(flat).reshape(tuple(shape))
 
 
-def _accepted(table: _Table, count: int, noise: Noise) -> NDArray[np.int64]:
+def _accepted(constants: Table, count: int, noise: Noise) -> NDArray[np.int64]:
     """The values that stay of ``count`` candidates."""
     words = noise.words(3 * count).reshape(3, count)
-    q = _blocks(table, words[0], noise).astype(np.float64)
-    r = (words[1] & np.uint64((1 << table.block) - 1)).astype(np.float64)
+    q = constants.blocks(words[0], noise).astype(np.float64)
+    r = (words[1] & np.uint64((1 << constants.block) - 1)).astype(np.float64)
     negative = (words[1] >> np.uint64(63)).astype(bool)
-    size = 2.0**table.block
+    size = 2.0**constants.block
     with np.errstate(under="ignore"):
-        limit = np.exp(-(r * (2 * size * q + r)) / (2 * table.variance)) * 2.0**64
+        limit = np.exp(-(r * (2 * size * q + r)) / (2 * constants.variance)) * 2.0**64
     uniform = words[2].astype(np.float64)
     stays = uniform < limit
     for i in np.flatnonzero(np.abs(uniform - limit) <= _UNSURE):
-        stays[i] = _stays(table, int(q[i]), int(r[i]), int(words[2][i]), noise)
+        stays[i] = constants.stays(int(q[i]), int(r[i]), int(words[2][i]), noise)
     value = (size * q + r).astype(np.int64)  # below 2^53, so exact
     stays &= ~(negative & (value == 0))  # 0 has one sign
     signed = np.where(negative, -value, value)
     kept: NDArray[np.int64] = signed[stays]
     return kept
-
-
-def _blocks(table: _Table, words: NDArray[np.uint64], noise: Noise) -> NDArray[np.int64]:
-    """Q for each uniform word; one that equals a threshold's upper half draws the lower half too."""
-    q = np.searchsorted(table.high, words, side="right").astype(np.int64)
-    for i in np.flatnonzero(np.isin(words, table.high)):
-        whole = int(words[i]) << 64 | int(noise.words(1)[0])
-        q[i] = sum(threshold <= whole for threshold in table.thresholds)
-    return np.minimum(q, len(table.thresholds) - 1)
-
-
-def _stays(table: _Table, q: int, r: int, word: int, noise: Noise) -> bool:
-    """Whether a candidate stays whose uniform ``word`` lies too near to its probability for float64."""
-    with localcontext(_DIGITS):
-        exponent = Decimal(r) * (2 * (1 << table.block) * q + r) / (2 * Decimal(table.variance))
-        limit = int((-exponent).exp() * 2**128)
-    return (word << 64 | int(noise.words(1)[0])) < limit
-
-
-@lru_cache(maxsize=64)
-def _table(variance: float) -> _Table:
-    block = max(0, math.frexp(math.sqrt(variance))[1] - 1)
-    size = 1 << block
-    last = math.ceil(math.sqrt(2 * _TAIL * variance) / size)
-    with localcontext(_DIGITS):
-        weights = [(-(Decimal(size * q) ** 2) / (2 * Decimal(variance))).exp() for q in range(last + 1)]
-        total, so_far, thresholds = sum(weights), Decimal(0), []
-        for weight in weights:
-            so_far += weight
-            thresholds.append(int(so_far / total * 2**128))
-    high = np.array([min(threshold >> 64, 2**64 - 1) for threshold in thresholds], dtype=np.uint64)
-    return _Table(block, tuple(thresholds), high, variance)

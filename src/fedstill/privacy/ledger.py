@@ -277,7 +277,7 @@ class Ledger:
 
     def __init__(self, store: Store, rule: Rule, *, repeatable: bool = False) -> None:
         self._store = store
-        self._rule = rule
+        self.rule = rule
         self._repeatable = repeatable
         self.entries = store.read()
 
@@ -293,7 +293,7 @@ class Ledger:
             if self._repeatable and entry in self.entries:
                 return
             charged = entry.model_copy(update={"records": None if self._repeatable else records})
-            self._rule(self.entries, charged)  # without the lock: it may take long, and others must charge meanwhile
+            self.rule(self.entries, charged)  # without the lock: it may take long, and others must charge meanwhile
             with self._store.lock():
                 self.entries = self._store.read()
                 if self._store.size == size:

@@ -88,7 +88,7 @@ class _Kronecker:
         self.penalty = penalty
         weights = (1 - p[:, ::every].square().sum(0)).to(x.dtype)  # traces of the class matrices
         if rank is None:
-            values, vectors = _eigen((x.T * weights) @ x)
+            values, vectors = eigen((x.T * weights) @ x)
         else:
             if d <= rank:
                 q = torch.eye(d, dtype=x.dtype, device=x.device)
@@ -96,14 +96,14 @@ class _Kronecker:
                 sketch = torch.randn(rank, d, generator=stream(0, "range finder")).to(x)
                 q = torch.linalg.qr((((sketch @ x.T) * weights) @ x).T).Q
             inner = q.T @ x.T
-            values, vectors = _eigen((inner * weights) @ inner.T)
+            values, vectors = eigen((inner * weights) @ inner.T)
             vectors = q @ vectors
         self.features = vectors.to(torch.float64)
         self.values = values.clamp_min(0).to(torch.float64) / weights.sum(dtype=torch.float64).clamp_min(1e-300)
         self.update(p)
 
     def update(self, p: Float64[Tensor, "classes n"]) -> None:
-        values, self.classes = _eigen(torch.diag(p.sum(1)) - p @ p.T)
+        values, self.classes = eigen(torch.diag(p.sum(1)) - p @ p.T)
         self.scale = 1 / (values.clamp_min(0)[:, None] * self.values + self.penalty) - 1 / self.penalty
 
     def solve(self, g: Float64[Tensor, "classes d"]) -> Float64[Tensor, "classes d"]:
@@ -112,7 +112,7 @@ class _Kronecker:
         return solved
 
 
-def _eigen(matrix: Float[Tensor, "k k"]) -> tuple[Float[Tensor, " k"], Float[Tensor, "k k"]]:
+def eigen(matrix: Float[Tensor, "k k"]) -> tuple[Float[Tensor, " k"], Float[Tensor, "k k"]]:
     """Eigenvalues and eigenvectors of a symmetric positive semidefinite matrix."""
     try:
         values, vectors = torch.linalg.eigh(matrix)
@@ -168,7 +168,7 @@ def solve(
         if size <= max(tolerance, 1e-6 * synced):  # the true gradient
             logits = beta @ x.T if beta.any() else x.new_zeros(num_classes, len(x))
             p = logits.softmax(0)
-            gradient, before = _slope(p, labels, x) + penalty * beta, synced
+            gradient, before = loss_gradient(p, labels, x) + penalty * beta, synced
             size = synced = float(gradient.norm())
             first = min(first, synced)
             if limit is not None and before / 2 < size <= limit:
@@ -185,7 +185,7 @@ def solve(
             kronecker.update(p)
         step = pairs.direction(gradient, kronecker)
         change = (step.to(torch.float32) @ narrow.T).to(torch.float64)
-        length, after = _line_search(
+        length, after = line_search(
             logits, p, change, float((gradient * step).sum()), penalty * float(step.norm()) ** 2
         )
         step = length * step
@@ -202,7 +202,7 @@ def solve(
     )
 
 
-def _slope(
+def loss_gradient(
     p: Float64[Tensor, "classes n"], labels: Int64[Tensor, " n"], x: Float64[Tensor, "n d"]
 ) -> Float64[Tensor, "classes d"]:
     """The gradient of the sum of losses; of many records by blocks, so that roundings of equal rows stay small."""
@@ -238,14 +238,14 @@ def _descend(
     momentum, point = (1 - root) / (1 + root), beta
     while True:
         p = (point @ x.T).softmax(0)
-        gradient = _slope(p, labels, x) + penalty * point
+        gradient = loss_gradient(p, labels, x) + penalty * point
         if float(gradient.norm()) <= limit:
             return point
         after = point - gradient / lipschitz
         point, beta = after + momentum * (after - beta), after
 
 
-def _line_search(
+def line_search(
     logits: Float64[Tensor, "classes n"],
     p: Float64[Tensor, "classes n"],
     change: Float64[Tensor, "classes n"],

@@ -193,13 +193,18 @@ def _spent(folder: RunFolder, config: Config, known: dict[Path, Counted]) -> Seq
     place = JournalFiles(folder.journal).spent
     size, began, before = place.stat().st_size if place.exists() else 0, time.monotonic(), known.get(place)
     if before is None or (before.size != size and began >= before.again):
-        spent = _computed(folder, place, config.experiment)
+        spent = spent_by_unit(folder, place, config.experiment)
         now = time.monotonic()
         known[place] = Counted(size, now + _REST * (now - began), spent)
     return known[place].spent
 
 
-def _computed(folder: RunFolder, place: Path, experiment: dict[str, Any]) -> Sequence[Spent]:
+def spent_by_unit(folder: RunFolder, place: Path, experiment: dict[str, Any]) -> Sequence[Spent]:
+    """What the releases in the file ``place`` of ``folder`` have spent so far, for each unit of protection.
+
+    Raises:
+        Damaged: a line is no list of releases.
+    """
     releases: dict[tuple[int, int], tuple[Charge, ...]] = {}
     try:
         for line in files.read_json_lines(place):

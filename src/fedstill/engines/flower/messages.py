@@ -184,7 +184,7 @@ class GridTransport(Transport):
         self._nodes = nodes
         self._window = window
         self._ahead = ahead or window
-        self._paces = defaultdict[str | None, _Pace](_Pace)
+        self.paces = defaultdict[str | None, _Pace](_Pace)
         self._timeout = timeout
         self._failed = failed
         self._facts = dict(facts or {})
@@ -200,7 +200,7 @@ class GridTransport(Transport):
             yield from self._exchange(request, clients, sent)
 
     def _exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
-        pace, pulls = self._paces[_step(request)], Pulls(self._grid, self._at_once)
+        pace, pulls = self.paces[_step(request)], Pulls(self._grid, self._at_once)
         pieces = cut(request)
         waiting = deque(client for client in clients if client in self._nodes)
         for client in sorted(set(clients) - self._nodes.keys()):

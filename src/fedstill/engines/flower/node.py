@@ -43,7 +43,7 @@ _POLL = 0.2
 """Seconds between two questions for a task."""
 _BEAT = 10.0
 """Seconds between two words to the SuperNode that a program lives."""
-_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 """The method that gives a message's token."""
 _SUPERNODE = "from fedstill.engines.flower import supernode; supernode.main()"
 
@@ -89,8 +89,8 @@ def run_node(options: Sequence[str], programs: Sequence[str], limits: NodeLimits
     signal.signal(signal.SIGTERM, lambda *_: node.terminate())
     notes = PipeLines(read)
     address, running, due = f"{_HOST}:{port}", list[_Program](), 0.0
-    signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE])
-    client = _client(address, RuntimeVersionHttpInterceptor(component_name="SuperExec"), signed)
+    signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[ACQUIRE])
+    client = client_of(address, RuntimeVersionHttpInterceptor(component_name="SuperExec"), signed)
     try:
         while (code := node.poll()) is None:
             for line in notes.read():
@@ -135,7 +135,7 @@ class _Program:
     def __init__(self, number: int, address: str, token: str) -> None:
         self.number = number
         version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
-        self._client = _client(address, version, RuntimeTokenHttpInterceptor(token))
+        self._client = client_of(address, version, RuntimeTokenHttpInterceptor(token))
 
     def beat(self) -> None:
         with suppress(httpx.HTTPError):  # it has just sent its reply
@@ -169,7 +169,7 @@ def run_task(address: str, token: str, parent: int, app: ClientApp, refuse: Call
         refuse: returns the reason why the bundle with these bytes, of the run with this id, gets no reply, or None.
     """
     end_with_parent(parent)  # Flower's own would wait for ever to tell the SuperNode, which has ended too
-    client = _client(
+    client = client_of(
         address,
         RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
         RuntimeTokenHttpInterceptor(token),
@@ -190,7 +190,8 @@ def run_task(address: str, token: str, parent: int, app: ClientApp, refuse: Call
         client.close()
 
 
-def _client(address: str, *interceptors: Any, retry_invoker: RetryInvoker | None = None) -> RuntimeHttpClient:
+def client_of(address: str, *interceptors: Any, retry_invoker: RetryInvoker | None = None) -> RuntimeHttpClient:
+    """A client of Flower's inner interface at ``address`` of this machine."""
     return RuntimeHttpClient.from_server_address(
         server_address=address,
         insecure=True,  # on this machine's loopback

@@ -120,7 +120,7 @@ def guard(limits: MessageLimits) -> None:
             yield Connection(connection, limits, budget).functions
 
     def reply(state: Any, object_store: Any, **more: Any) -> None:
-        _wait_for_tasks(state, object_store)
+        wait_for_tasks(state, object_store)
         push(state=state, object_store=object_store, **more)
 
     connections.FleetHttpClient = Client
@@ -129,7 +129,7 @@ def guard(limits: MessageLimits) -> None:
     node._push_messages = reply
 
 
-def _wait_for_tasks(state: Any, objects: Any) -> None:
+def wait_for_tasks(state: Any, objects: Any) -> None:
     """Wait until programs have ended their tasks; a message without a whole reply then gets an error."""
     while state.get_tasks(statuses=[Status.PENDING, Status.STARTING, Status.RUNNING]):
         time.sleep(_POLL)
