@@ -171,6 +171,12 @@ def of_fedkadp() -> list[Claim]:
         found.append(Claim("FedKADP", f"{setting}: FedKADP above DP-FL, {words}", fedkadp, sides[0], place(five)))
         words = f"{setting}: FedKADP above DP-FL at its best length (2), {words}"
         found.append(Claim("FedKADP", words, fedkadp, sides[1], place(two)))
+    files = {5: five, **{sigma: f"fedkadp-mnist-{sigma}-shards-2-clip-5.json" for sigma in (10, 15)}}
+    for last, words in ((1, "last round"), (5, "mean of the last five evaluations")):
+        for less, more in ((5, 10), (10, 15)):
+            one, other = (stored(files[sigma], "fedkadp", last=last) for sigma in (less, more))
+            claim = f"{setting}: FedKADP better at sigma {less} than at {more}, {words}"
+            found.append(Claim("FedKADP", claim, one, [other], place(files[more])))
     many, few = (stored(f"fedkadp-mnist-5-{share}.json", "fedkadp", last=5) for share in ("0.1", "0.01"))
     words = "MNIST, one block: FedKADP better with .1 of the clients than with .01, mean of the last five"
     return [*found, Claim("FedKADP", words, many, [few], place("fedkadp-mnist-5-0.1.json"))]

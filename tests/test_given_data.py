@@ -116,7 +116,10 @@ def test_a_client_may_have_one_class() -> None:
         ([], "the data are an empty list; give one data set for each client"),
         ([(X, Y), (X[:, :2], Y)], r"client 1's records have shape \(2,\)"),
         ([(X, Y), (X, NAMES)], "the labels of some clients' data are names, those of others numbers"),
-        ([frame(), frame().drop(columns="bmi")], "client 1's records have shape"),
+        (
+            [frame(), frame().drop(columns="bmi")],
+            "client 0's records have the column 'bmi' of numbers, and those of client 1",
+        ),
         (
             pd.DataFrame({"name": ["Jane Roe"], "label": [1]}),
             "texts|one class in all|class",

@@ -318,7 +318,7 @@ def test_a_table_of_another_encoding_is_refused(tmp_path: Path) -> None:
     place(tmp_path / "data", "train/a.png", "train/b.png")
     rows = "file_name,label\na.png,gutartig\nb.png,b\u00f6sartig\n"
     (tmp_path / "data" / "train" / "metadata.csv").write_bytes(rows.encode("latin-1"))
-    with pytest.raises(ValueError, match="column 'label' is not UTF-8, so save it as UTF-8"):
+    with pytest.raises(ValueError, match="is not UTF-8 .*; save it again as 'CSV UTF-8'"):
         load(str(tmp_path / "data"))
     (tmp_path / "data" / "train" / "metadata.csv").write_bytes(rows.encode())
     assert load(str(tmp_path / "data")).class_names == ("b\u00f6sartig", "gutartig")

@@ -171,7 +171,7 @@ def test_a_wrong_row_is_a_sentence_and_the_bare_program_gives_no_number(handed: 
             rows.codes([good, row], schema)
     unclear, plain = {**good, "age": "1,088"}, {**good, "sodium": "140"}
     assert rows.codes([unclear], schema)[0, 0] == 1.088  # the comma of sodium is decimal
-    with pytest.raises(ValueError, match=r"column 'age' has '1,088', which may be 1088 or 1\.088; write it as one"):
+    with pytest.raises(ValueError, match=r"column 'age' has '1,088', which may be 1088 or 1\.0880; write it as one"):
         rows.codes([{**plain, "age": "1,088"}], schema)
     with pytest.raises(ValueError, match="commas in column 'sodium' and with points in column 'age'"):
         rows.codes([good, {**plain, "age": "1.088"}], schema)

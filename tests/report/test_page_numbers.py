@@ -200,3 +200,23 @@ def test_sim_pe_beside_afl() -> None:
                 assert len(own) == 3 and row[at] == spread(own)
     textures = [run["accuracy"] for run in runs if run["label"] == "pe-textures"]
     assert len(textures) == 3 and f"{spread(textures)} " in (ROOT / "docs" / "methods" / "sim-pe.md").read_text()
+
+
+def last_five(run: dict[str, Any]) -> float:
+    return mean([one for one in run["accuracies"] if one is not None][-5:])
+
+
+def test_fedkadp_with_more_noise() -> None:
+    papers = (ROOT / "docs" / "papers.md").read_text()
+    for sigma, published in (("10", "81.0"), ("15", "77.8")):
+        runs = reproduced(f"fedkadp-mnist-{sigma}-shards-2-clip-5.json")
+        assert [(run["label"], run["seed"]) for run in runs] == [("fedkadp", seed) for seed in (0, 1, 2)]
+        after, means = [run["accuracy"] for run in runs], [last_five(run) for run in runs]
+        _, accuracy, rounds, noise, epsilon, claimed, theirs = cells("fedkadp.md", sigma)
+        shown = [" / ".join(f"{100 * value:.1f}" for value in values) for values in (after, means)]
+        assert accuracy == f"{shown[0]} ({shown[1]})" and theirs == published
+        assert rounds == " / ".join(str(run["last"]["round"]) for run in runs)
+        assert noise == " / ".join(f"{run['last']['noise']:.2f}" for run in runs)
+        assert {f"{run['last']['epsilon']:.2f}" for run in runs} == {epsilon}
+        assert abs(mean([run["last"]["claimed"] for run in runs]) - float(claimed)) < 0.01
+        assert spread(after) in papers and f"{spread(means)} at {sigma}" in papers

@@ -32,10 +32,11 @@ def nfc(name: str) -> str:
 
 
 def twins(names: Iterable[str]) -> list[list[str]]:
-    """Groups of different names that differ in capitals and blanks only, or in the composition of a letter."""
+    """Groups of different names that differ in capitals, blanks, unseen characters or a letter's composition only."""
     alike: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
-        alike.setdefault(" ".join(nfc(name).casefold().split()), []).append(name)
+        seen = "".join(letter for letter in nfc(name) if unicodedata.category(letter) != "Cf")
+        alike.setdefault(" ".join(seen.casefold().split()), []).append(name)
     return [group for group in alike.values() if len(group) > 1]
 
 

@@ -117,10 +117,10 @@ def draft_schema(words: list[str], drafting: "SchemaDraft") -> None:
     """``fedstill data schema``."""
     from pathlib import Path
 
-    from fedstill.data import readers, table_schema
+    from fedstill.data import readers, schema_draft
 
-    table = readers.read_table(Path(words[0]).expanduser())
-    print(table_schema.draft(table, drafting.target, words[0]), end="")
+    table = readers.read_table(Path(words[0]).expanduser(), as_text=True)
+    print(schema_draft.draft(table, drafting.target, words[0]), end="")
 
 
 def forget(names: list[str]) -> None:

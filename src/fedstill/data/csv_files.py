@@ -1,12 +1,13 @@
-"""CSV files as people have them: marks, separators, quotes and decimal signs."""
+"""CSV files as people have them: marks, separators, quotes, decimal signs and codes that look like numbers."""
 
 import csv
 import io
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedstill.base.lookup import nfc
 
@@ -15,22 +16,31 @@ if TYPE_CHECKING:
 
 _BLOCK = 16 << 20
 """Bytes that are read at a time, of which no row may have more."""
-_SNIFFED = 64 * 1024
-"""Characters of a file by which its separator is found."""
+_SNIFFED, _ROWS = 64 * 1024, 20
+"""Characters and rows of a file by which its separator is found."""
+_GAPS = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "?")
+_NUMBER = r"^\s*[+-]?(\d+|\d*[.,]\d+)([eE][+-]?\d+)?\s*$"
+THOUSANDS = r"[+-]?[1-9]\d{0,2}[.,]\d{3}"
+"""Numbers whose sign may separate thousands, or be decimal."""
+_CODE, _LONG = r"^\s*0[\dxX]", r"^\s*\d{19,}\s*$"
+"""What Arrow takes for a number, though it loses zeros, a base or digits."""
 
 
-def read_csv(path: Path, *, as_text: bool) -> "pa.Table":
+def read_csv(path: Path, *, as_text: bool, fewest: int = 2) -> "pa.Table":
     """The rows of a CSV file: UTF-8 with or without a mark, separated by commas, semicolons, tabs or bars.
+
+    A column of numbers of which one begins with a needless zero, as ``010``, has texts: they are codes.
 
     Args:
         path: the file.
         as_text: whether all values stay texts, for a schema; otherwise types are found, and gaps are null.
+        fewest: least number of columns.
 
     Raises:
-        ValueError: it is no UTF-8, has no separator, two columns of one name, or a row of another length.
+        ValueError: it is no UTF-8, has no separator, two columns of one name, a row of another length, or numbers
+            whose sign may be a decimal sign or one of thousands.
     """
     import pyarrow as pa
-    from pyarrow import csv as arrow
 
     data = path.read_bytes()
     try:
@@ -41,8 +51,11 @@ def read_csv(path: Path, *, as_text: bool) -> "pa.Table":
         ) from error
     text = text.lstrip("\r\n")
     text = text if "\n" in text else text.replace("\r", "\n")
+    stated = re.match(r'"?sep=([,;\t|])"?\r?\n', text)  # Excel's own line
+    text = text[stated.end() :] if stated else text
     try:
-        separator, header = _header(text, path)
+        separator = stated[1] if stated else _separator(text, path, fewest)
+        header = next(csv.reader(io.StringIO(text), delimiter=separator), [""])
         if '"' in text:  # Arrow takes the rest of a file for a cell whose quote nobody closes
             _check_quotes(text, separator)
     except csv.Error as error:
@@ -50,19 +63,31 @@ def read_csv(path: Path, *, as_text: bool) -> "pa.Table":
             f"{str(path)!r} cannot be read as CSV ({error}); give each quoted cell a quote at both of its ends, and "
             "double those within"
         ) from error
-    names = _names(header, path)
-    decimal = "," if separator == ";" and re.search(r";\s*-?\d+,\d", text[:_SNIFFED]) else "."
-    types = dict.fromkeys(header, pa.string()) if as_text else None
+    names, content = _names(header, path), _native(text.encode())
+    all_texts = dict.fromkeys(header, pa.string())
+    if as_text:
+        return _parsed(content, path, separator, column_types=all_texts, null_values=[""]).rename_columns(names)
+    sign = "."
+    if separator == ";":
+        sign = _decimal_sign(_parsed(content, path, separator, column_types=all_texts), path)
+    table = _parsed(content, path, separator, decimal_point=sign)
+    if re.search(rf'(?:^|[\n\s"{separator}])0[\dxX]|\d{{19}}', text):
+        table = _with_codes(table, _parsed(content, path, separator, column_types=all_texts))
+    return table.rename_columns(names)
+
+
+def _parsed(content: "pa.Buffer", path: Path, separator: str, **options: Any) -> "pa.Table":
+    """What Arrow reads of a file's content."""
+    import pyarrow as pa
+    from pyarrow import csv as arrow
+
     try:
-        table = arrow.read_csv(
-            _native(text.encode()),
+        return arrow.read_csv(
+            pa.BufferReader(content),
             read_options=arrow.ReadOptions(block_size=_BLOCK),
             parse_options=arrow.ParseOptions(delimiter=separator, newlines_in_values=True),
             convert_options=arrow.ConvertOptions(
-                column_types=types,
-                strings_can_be_null=True,
-                null_values=[""] if as_text else ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "?"],
-                decimal_point=decimal,
+                **{"null_values": list(_GAPS), "strings_can_be_null": True, **options},
             ),
         )
     except pa.ArrowException as error:
@@ -70,16 +95,64 @@ def read_csv(path: Path, *, as_text: bool) -> "pa.Table":
         raise ValueError(
             f"{str(path)!r} cannot be read as CSV ({reason}); give each row as many cells as the header"
         ) from error
-    return table.rename_columns(names)
 
 
-def _native(content: bytes) -> "pa.BufferReader":
+def _decimal_sign(texts: "pa.Table", path: Path) -> str:
+    """The decimal sign of a file with semicolons, in which either may separate thousands.
+
+    Raises:
+        ValueError: columns differ in it, or all numbers with a sign look like thousands.
+    """
+    import pyarrow.compute as pc
+
+    found: dict[str, list[tuple[str, pa.ChunkedArray]]] = {",": [], ".": []}
+    for name in texts.column_names:
+        some = texts[name].drop_null()
+        if not len(some) or not pc.all(pc.match_substring_regex(some, _NUMBER)).as_py():
+            continue
+        signed = {sign: some.filter(pc.match_substring(some, sign)) for sign in found}
+        for sign, cells in signed.items():
+            if len(cells) and not all(map(len, signed.values())):  # of both, it stays a text, which is refused
+                found[sign].append((name, cells))
+    commas, points = found[","], found["."]
+    if commas and points:
+        raise ValueError(
+            f"{str(path)!r} has commas in the column {commas[0][0]!r}, as in {commas[0][1][0].as_py()!r}, and points "
+            f"in {points[0][0]!r}, as in {points[0][1][0].as_py()!r}; write all numbers with one decimal sign"
+        )
+    marked = commas or points
+    if marked and all(pc.all(pc.match_substring_regex(cells, f"^{THOUSANDS}$")).as_py() for _, cells in marked):
+        name, first = marked[0][0], marked[0][1][0].as_py()
+        whole, decimal = (re.sub("[.,]", other, first) for other in ("", "."))
+        raise ValueError(
+            f"{str(path)!r} has {first!r} in the column {name!r}, which may be {whole} or {decimal}; write numbers "
+            "without a sign of thousands, and no decimals with three digits alone"
+        )
+    return "," if commas else "."
+
+
+def _with_codes(table: "pa.Table", texts: "pa.Table") -> "pa.Table":
+    """The table with texts in place of numbers in columns of codes."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for i, column in enumerate(table.schema):
+        is_float = pa.types.is_floating(column.type)
+        if not (is_float or pa.types.is_integer(column.type)):
+            continue
+        pattern = f"{_CODE}|{_LONG}" if is_float else _CODE
+        if pc.any(pc.match_substring_regex(texts[i], pattern)).as_py():
+            table = table.set_column(i, column.name, texts[i])
+    return table
+
+
+def _native(content: bytes) -> "pa.Buffer":
     """A file without a Python object in it, which Arrow's threads would release while the program ends: it aborts."""
     import pyarrow as pa
 
     sink = pa.BufferOutputStream()
     sink.write(content)
-    return pa.BufferReader(sink.getvalue())
+    return sink.getvalue()
 
 
 def _check_quotes(text: str, separator: str) -> None:
@@ -90,13 +163,19 @@ def _check_quotes(text: str, separator: str) -> None:
         csv.field_size_limit(before)
 
 
-def _header(text: str, path: Path) -> tuple[str, list[str]]:
-    """The separator and the cells of the first row."""
-    first = next(csv.reader(io.StringIO(text[:_SNIFFED]), delimiter="\x00"), [""])[0] if text.strip() else ""
-    separator = max(",;\t|", key=first.count)
-    if not first.count(separator):
+def _separator(text: str, path: Path, fewest: int) -> str:
+    """The sign that parts each of the first rows into as many cells as the header; the most cells, if several do."""
+    some = text[:_SNIFFED]
+    widths: Mapping[str, list[int]] = {
+        sign: [len(row) for row in islice(csv.reader(io.StringIO(some), delimiter=sign), _ROWS) if row]
+        for sign in "\t|;,"
+    }
+    whole = {sign: rows[:-1] if len(some) < len(text) and len(rows) > 1 else rows for sign, rows in widths.items()}
+    separator = max(whole, key=lambda sign: (len({*whole[sign]}) == 1 and whole[sign][0] > 1, *whole[sign][:1]))
+    if max(whole[separator][:1], default=0) < fewest:
+        first = text.partition("\n")[0].strip()
         raise ValueError(f"{str(path)!r} has one column ({first[:40]!r}); separate columns by commas or semicolons")
-    return separator, next(csv.reader(io.StringIO(text), delimiter=separator))
+    return separator if whole[separator] and whole[separator][0] > 1 else ","
 
 
 def _names(header: Sequence[str], path: Path) -> list[str]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedstill.base.lookup import nfc
 from fedstill.data import pictures, vectors
+from fedstill.data.names import UNIT
 from fedstill.data.pictures import Fit
 from fedstill.data.table_schema import TableSchema
 
@@ -37,6 +38,7 @@ class Split:
         rounding: largest error of each column by the rounding to float32; None if there is none.
         origin: words on the files that it is from.
         remarks: sentences on what was left out, or looks wrong.
+        gaps: number of missing values of each column that would be among ``columns`` without them.
         targets: numbers to predict, scaled to [-1, 1] by a schema, ``(n,)``; None for classes.
     """
 
@@ -50,6 +52,7 @@ class Split:
     origin: str = ""
     remarks: tuple[str, ...] = ()
     targets: NDArray[np.float64] | None = None
+    gaps: dict[str, int] = field(default_factory=dict)
 
     @property
     def texts(self) -> bool:
@@ -132,14 +135,18 @@ def from_table(
     else:
         image_column = _text_column(table, label_column, image, where)
         records = np.array(table[image_column].to_pylist(), dtype=object)
-    columns = {
-        name: composed(np.asarray(column.to_pylist()))
-        for name, column in zip(table.column_names, table.columns, strict=True)
+    others = {
+        name: table[name]
+        for name in table.column_names
         if name not in (image_column, label_column)
-        and not column.null_count
-        and (pa.types.is_integer(column.type) or vectors.is_text(column.type))
+        and (pa.types.is_integer(table[name].type) or vectors.is_text(table[name].type))
     }
-    split = Split(records, labels, class_names, columns, is_text, remarks=remarks, targets=targets)
+    gaps = {name: column.null_count for name, column in others.items() if column.null_count}
+    columns = {name: composed(np.asarray(c.to_pylist())) for name, c in others.items() if name not in gaps}
+    if gaps:
+        listed = ", ".join(f"{name} ({count:,} of {table.num_rows:,})" for name, count in gaps.items())
+        remarks = (*remarks, f"no columns to group or partition by, as they have gaps: {listed}")
+    split = Split(records, labels, class_names, columns, is_text, remarks=remarks, targets=targets, gaps=gaps)
     return split if table_of is None else replace(split, features=table_of.names, rounding=table_of.rounding)
 
 
@@ -165,11 +172,14 @@ def _refuse_second_label(features: Sequence[str], label: str, others: Sequence[s
 
 
 def without_index(table: "pa.Table", keep: Sequence[str | None]) -> "tuple[pa.Table, tuple[str, ...]]":
-    """The table without the columns of a pandas index, which number the records before a shuffle, and a remark."""
+    """The table without the columns of a pandas index, which number the records before a shuffle, and a remark.
+
+    An index stays that ``keep`` names, or whose name says whose the records are (`UNIT`).
+    """
     stated = (table.schema.pandas_metadata or {}).get("index_columns", ())
     index = {name for name in table.column_names if re.fullmatch(r"__index_level_\d+__|Unnamed: \d+", name)}
     index.update(name for name in stated if isinstance(name, str))
-    left = [name for name in table.column_names if name in index and name not in keep]
+    left = [name for name in table.column_names if name in index and name not in keep and not UNIT.fullmatch(name)]
     words = (f"not read, as pandas' index: {', '.join(left)}",) if left else ()
     return table.select([name for name in table.column_names if name not in left]), words
 
@@ -182,13 +192,24 @@ def plain_types(table: "pa.Table") -> "pa.Table":
         kind = column.type
         if pa.types.is_dictionary(kind):
             kind = kind.value_type
+            if isinstance(kind, pa.BaseExtensionType):  # intervals, say
+                decoded = [chunk.dictionary_decode() for chunk in table[i].chunks]
+                table = table.set_column(i, column.name, pa.chunked_array(decoded, kind))
         if pa.types.is_string_view(kind) or pa.types.is_large_string(kind):
             kind = pa.string()
         if isinstance(kind, pa.BaseExtensionType):  # a tensor of fixed shape, say
             table = table.set_column(i, column.name, pa.chunked_array([c.storage for c in table[i].chunks]))
         elif kind != column.type:
             table = table.set_column(i, column.name, table[i].cast(kind))
-    return table
+    return composed_names(table)
+
+
+def composed_names(table: "pa.Table") -> "pa.Table":
+    """The table with composed letters in the names of its columns (`nfc`)."""
+    names = [nfc(name) for name in table.column_names]
+    if names == table.column_names:
+        return table
+    return table.rename_columns(names).replace_schema_metadata(table.schema.metadata)
 
 
 def _text_column(table: "pa.Table", label: str, image: Sequence[str], where: str) -> str:

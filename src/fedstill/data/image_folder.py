@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedstill.base.lookup import nfc
 from fedstill.data import pictures
+from fedstill.data.csv_files import read_csv
 from fedstill.data.walk import Walk, check_pictures, places
 
 if TYPE_CHECKING:
@@ -95,10 +96,12 @@ def _table(values: dict[str, list[Any]], images: list[_Image], root: Path) -> "p
 
 
 def _patients(images: list[_Image], root: Path) -> list[str | None]:
-    """The patient of each image, if all are DICOM files."""
-    if any(pictures.ending(image.file) in pictures.endings() for image in images):
+    """The patient of each DICOM file, and None for others; nothing, if no image has one."""
+    others = [pictures.ending(image.file) in pictures.endings() for image in images]
+    if all(others):
         return []
-    return [pictures.patient(root / image.file) for image in images]
+    found = [None if other else pictures.patient(root / i.file) for other, i in zip(others, images, strict=True)]
+    return found if any(found) else []
 
 
 def _images(found: Walk, *, classes: bool) -> list[_Image]:
@@ -145,20 +148,18 @@ def _metadata(found: Walk) -> dict[Path, dict[str, Any]]:
 def _rows(file: Path) -> list[dict[str, Any]]:
     """The rows of a file of metadata; a value is None, an integer, a float or a text."""
     import pyarrow as pa
-    from pyarrow import csv, parquet
+    from pyarrow import parquet
 
     try:
         if file.suffix.lower() == ".jsonl":
-            lines = [json.loads(line) for line in file.read_text("utf-8-sig").splitlines() if line.strip()]
+            lines = [json.loads(line) for line in file.read_text("utf-8-sig").split("\n") if line.strip()]
             if not all(isinstance(line, dict) for line in lines):
                 raise ValueError("a line is not an object")
             columns = {name: None for line in lines for name in line}
             table = [{name: line.get(name) for name in columns} for line in lines]
         elif file.suffix.lower() == ".csv":
-            names = csv.open_csv(file).schema.names
-            as_bytes = csv.ConvertOptions(column_types=dict.fromkeys(names, pa.binary()))
-            read = csv.read_csv(file, convert_options=as_bytes)
-            typed = {name: _typed(read[name].to_pylist(), name) for name in read.column_names}
+            read = read_csv(file, as_text=True, fewest=1)
+            typed = {name: _typed(read[name].to_pylist()) for name in read.column_names}
             table = [dict(zip(typed, row, strict=True)) for row in zip(*typed.values(), strict=True)]
         else:
             table = parquet.read_table(file, partitioning=None).to_pylist()
@@ -168,15 +169,11 @@ def _rows(file: Path) -> list[dict[str, Any]]:
     return [{name: _plain(value) for name, value in row.items()} for row in table]
 
 
-def _typed(cells: list[bytes], name: str) -> list[Any]:
+def _typed(texts: list[str | None]) -> list[Any]:
     """The values of a CSV file's column: integers, numbers or texts; an empty cell is None.
 
     Only what is written as an integer is one: ``001`` and ``1e3`` are texts, as they may be somebody's number.
     """
-    try:
-        texts = [cell.decode() for cell in cells]
-    except UnicodeDecodeError:
-        raise ValueError(f"the column {name!r} is not UTF-8, so save it as UTF-8") from None
     some = [text for text in texts if text]
     if some and all(re.fullmatch(r"0|-?[1-9]\d{0,17}", text) for text in some):
         return [int(text) if text else None for text in texts]

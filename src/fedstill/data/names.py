@@ -1,5 +1,6 @@
 """Data sets known by name, with their place on the Hugging Face hub and their usual normalisation."""
 
+import re
 from dataclasses import dataclass
 
 from fedstill.base.records import Normalisation
@@ -91,3 +92,9 @@ KNOWN: dict[str, Known] = {
     "tiny_imagenet": Known(hub="zh-plus/tiny-imagenet", test="valid", normalisation=_IMAGENET),
 }  # fmt: skip
 """Name -> data set; a new one is one entry here (docs/data.md)."""
+UNIT = re.compile(
+    r"(patient|subject|person|participant|individual|lesion|eye|animal|farm|case|speaker|writer|user)"
+    r"[ _-]?(id|no|nr|number|code)?|pid|mrn",
+    re.IGNORECASE,
+)
+"""Names of columns that tell whose, or of what, a record is."""

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from fedstill.base.errors import front_door
 from fedstill.base.lookup import nfc
-from fedstill.data import cache, sources, vectors
+from fedstill.data import cache, pictures, sources, vectors
 from fedstill.data.decode import Split, composed, in_order, numbered, with_all_names
 from fedstill.data.places import AS_IT_IS, OWN, Reading, find
 from fedstill.data.readers import read_datasets, read_frame
@@ -72,7 +72,7 @@ def from_torch(
 
 def _split(pairs: Pairs, where: str, class_names: tuple[str, ...], columns: dict[str, np.ndarray]) -> Split:
     x, y = pairs if isinstance(pairs, tuple) else _items(pairs, where)
-    records, labels = _array(x), _array(y)
+    records, labels = array_of(x, f"the records of {where}"), array_of(y, f"the labels of {where}")
     if not len(records):
         raise ValueError(f"{where} has 0 records; it needs at least 1")
     if labels.shape != (len(records),):
@@ -113,7 +113,7 @@ def _classes(labels: NDArray[Any], where: str, names: tuple[str, ...]) -> tuple[
 
 def _label(value: Any, i: int, where: str) -> int | str:
     """A label: a whole number, or a name."""
-    array = _array(value)
+    array = array_of(value, f"the label of item {i} of {where}")
     if array.size == 1 and array.dtype.kind in "Ub":
         return str(array.item())
     if array.size == 1 and array.dtype.kind in "iuf" and float(array.item()).is_integer():
@@ -133,7 +133,7 @@ def _items(data: Dataset[Any], where: str) -> tuple[NDArray[Any], NDArray[Any]]:
     for i, item in enumerate(items):
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise ValueError(f"item {i} of {where} is a {type(item).__name__}, but a pair (record, label) is needed")
-        records.append(_array(item[0]))
+        records.append(array_of(item[0], f"record {i} of {where}"))
         labels.append(_label(item[1], i, where))
         if records[-1].shape != records[0].shape:
             raise ValueError(
@@ -143,12 +143,33 @@ def _items(data: Dataset[Any], where: str) -> tuple[NDArray[Any], NDArray[Any]]:
     return np.stack(records) if records else np.empty(0), np.array(labels, object)
 
 
-def _array(values: Any) -> NDArray[Any]:
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+def array_of(values: Any, where: str) -> NDArray[Any]:
+    """Numbers, names or a picture as an array; a picture of Pillow's as ``(c, h, w)``, with its own colours.
+
+    Raises:
+        ValueError: they are no rectangle, or some are masked, complex or times; ``where`` is their name.
+    """
+    if isinstance(values, Tensor):
+        values = (values if values.layout == torch.strided else values.to_dense()).detach().cpu()
+        numbers: NDArray[Any] = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+        return numbers
+    if type(values).__module__.startswith("PIL."):
+        return pictures.exact(values, where).transpose(2, 0, 1)
+    try:
+        found: NDArray[Any] = np.asarray(values)
+    except ValueError as error:  # of NumPy, about lists of several lengths
+        raise ValueError(f"{where} have several lengths; give all one shape") from error
+    if isinstance(values, np.ma.MaskedArray) and (number := int(np.ma.getmaskarray(values).sum())):
+        raise ValueError(f"{where} have {number:,} masked values; fill them, as with .filled(0), or drop the records")
+    if found.dtype.kind in "cmM":
+        raise ValueError(f"{where} are {found.dtype}, but numbers are real; turn them into such")
+    return found
 
 
 def _pixels(images: NDArray[Any], where: str) -> NDArray[np.uint8]:
     """Images ``(n, h, w)`` or ``(n, c, h, w)`` as uint8 ``(n, c, h, w)``."""
+    if images.dtype == object:
+        raise ValueError(f"the records of {where} are of several types (object); give numbers, or the table itself")
     if images.ndim == 3:
         images = images[:, None]
     if images.ndim != 4 or images.shape[1] not in (1, 3):
@@ -240,18 +261,30 @@ def _is_pair(data: Sequence[Any]) -> bool:
     """Whether a sequence of two is records and their labels, not two clients' data sets."""
     if len(data) == 2 and _is_frame(data[0]) and isinstance(data[1], str):
         return data[1] in table(data[0], "the data").column_names  # else the path of another client's data
-    if len(data) == 2 and _is_frame(data[0]) and not _is_frame(data[1]) and not hasattr(data[1], "columns"):
-        return np.ndim(data[1]) == 1  # a frame of features and a column of classes
+    if len(data) == 2 and _is_frame(data[0]) and not isinstance(data[1], Path | Dataset):
+        return np.ndim(_column(data[1])) == 1  # a frame of features and a column of classes
     if len(data) != 2 or any(_is_frame(part) or isinstance(part, Dataset | str | Path) for part in data):
         return False
     records, labels = data
     if isinstance(labels, tuple) or isinstance(records, tuple):
         return False
-    return _array(labels).ndim <= 2 and len(_array(records).shape) >= 2
+    try:
+        return np.ndim(labels) <= 2 and np.ndim(records) >= 2
+    except ValueError:  # of NumPy, about lists of several lengths: two pairs, say
+        return False
 
 
 def _is_frame(data: Any) -> bool:
-    return hasattr(data, "to_arrow") or hasattr(data, "to_parquet") or hasattr(data, "to_pylist")
+    kinds = ("to_arrow", "to_parquet", "to_pylist")
+    return any(hasattr(data, kind) for kind in kinds) and hasattr(data, "columns")
+
+
+def _column(labels: Any) -> Any:
+    """The only column of a frame; what is no such frame as it is."""
+    if not _is_frame(labels):
+        return labels
+    found = table(labels, "the labels")
+    return found.column(0).to_numpy() if found.num_columns == 1 else np.empty((0, found.num_columns))
 
 
 def _splits(data: Any, where: str, reading: Reading) -> tuple[Split, Split | None]:
@@ -298,14 +331,14 @@ def _read_pair(given: "pa.Table", labels: Any, where: str, reading: Reading) -> 
             f"{where} have a column {name!r} beside the classes that were given with them; drop it, or give its name"
         )
     try:
-        column = pa.array(np.asarray(labels))
+        column = pa.array(array_of(_column(labels), f"the labels of {where}"))
     except pa.ArrowException as error:
         raise ValueError(f"the labels of {where} have several types; give all as numbers or all as names") from error
     return read_frame(given.append_column(name, column), where, schema or name)
 
 
 def table(frame: Any, where: str) -> "pa.Table":
-    """A pandas, polars or Arrow frame as an Arrow table, without its index.
+    """A pandas, polars or Arrow frame as an Arrow table; an index is in it if it has a name.
 
     Raises:
         ValueError: a column has values of several types, or numbers of more than 64 bits; without a value.
@@ -314,13 +347,21 @@ def table(frame: Any, where: str) -> "pa.Table":
 
     if isinstance(frame, pa.Table):
         return frame
+    if isinstance(frame, pa.RecordBatch):
+        return pa.Table.from_batches([frame])
     try:
         if hasattr(frame, "to_arrow"):  # polars, whose column of objects has their addresses as bytes
             found: pa.Table = frame.to_arrow()
             if any(pa.types.is_fixed_size_binary(field.type) for field in found.schema):
                 raise pa.ArrowInvalid("objects")
             return found
-        return pa.Table.from_pandas(frame, preserve_index=False)
+        import pandas as pd
+
+        if not frame.columns.is_unique:
+            raise ValueError(f"{where} have two columns {frame.columns[frame.columns.duplicated()][0]!r}; drop one")
+        if any(isinstance(kind, pd.SparseDtype) for kind in frame.dtypes):
+            frame = frame.apply(lambda one: one.sparse.to_dense() if isinstance(one.dtype, pd.SparseDtype) else one)
+        return pa.Table.from_pandas(frame, preserve_index=None if any(frame.index.names) else False)
     except (pa.ArrowException, OverflowError) as error:
         raise ValueError(f"{where} have {_mixed(frame)}; give each column one type, and numbers of 64 bits") from error
 
@@ -364,10 +405,16 @@ def _joined(splits: Sequence[Split], *, marked: bool = False) -> Split:
         names, parts = _named(parts)
     ordered = []
     for i, part in enumerate(parts):
-        if part.images.shape[1:] != first.images.shape[1:] or {*part.features} != {*first.features}:
+        if lone := sorted({*part.features} ^ {*first.features}):
+            here, there = (i, 0) if lone[0] in part.features else (0, i)
             raise ValueError(
-                f"client {i}'s records have shape {part.images.shape[1:]} and {len(part.features)} named columns, "
-                f"those of client 0 shape {first.images.shape[1:]} and {len(first.features)}; give all the same"
+                f"client {here}'s records have the column {lone[0]!r} of numbers, and those of client {there} have "
+                "not; give all the same columns, of one type"
+            )
+        if part.images.shape[1:] != first.images.shape[1:]:
+            raise ValueError(
+                f"client {i}'s records have shape {part.images.shape[1:]}, those of client 0 "
+                f"{first.images.shape[1:]}; give all the same"
             )
         order = [part.features.index(name) for name in first.features]
         ordered.append(replace(part, images=part.images[:, order], features=first.features) if order else part)
@@ -378,6 +425,7 @@ def _joined(splits: Sequence[Split], *, marked: bool = False) -> Split:
     images = np.concatenate([part.images for part in ordered])
     labels = np.concatenate([part.labels for part in ordered])
     errors = [part.rounding for part in ordered if part.rounding is not None]
+    gaps = {c: sum(p.gaps.get(c, 0) for p in ordered) for part in ordered for c in part.gaps}
     return Split(
         images,
         labels,
@@ -388,4 +436,5 @@ def _joined(splits: Sequence[Split], *, marked: bool = False) -> Split:
         np.max(errors, axis=0) if errors else None,
         remarks=tuple(dict.fromkeys(remark for part in ordered for remark in part.remarks)),
         targets=None if first.targets is None else np.concatenate([part.targets for part in ordered]),
+        gaps=gaps,
     )

@@ -74,6 +74,7 @@ def opened(source: bytes | Path, name: str) -> "Image":
         image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
         bits = _depth(image)
         frames = 1 if image.format in _ONE else getattr(image, "n_frames", 1)
+        is_negative = image.format == "TIFF" and image.mode.startswith("I;16") and _is_white_zero(image)
         image.load()  # and closes the file
     except Exception as error:  # Pillow's parsers raise many kinds of errors on damaged files
         raise ValueError(f"{name} cannot be read ({error}); export it again or drop the record") from error
@@ -88,7 +89,17 @@ def opened(source: bytes | Path, name: str) -> "Image":
             f"{name} has {bits} bits a channel, of which 8 at most can be read in colour or with transparency; "
             "convert the images to 8 bits first"
         )
-    return ImageOps.exif_transpose(image) if _is_turned(image) else image
+    upright: Image.Image = ImageOps.exif_transpose(image) if _is_turned(image) else image
+    if is_negative:  # Pillow inverts those of 8 bits alone
+        return Image.fromarray(65535 - np.asarray(upright).astype(np.uint16))
+    return upright
+
+
+def _is_white_zero(image: Any) -> bool:
+    """Whether the least values of a TIFF file are white."""
+    from PIL.TiffImagePlugin import PHOTOMETRIC_INTERPRETATION
+
+    return bool(image.tag_v2.get(PHOTOMETRIC_INTERPRETATION) == 0)
 
 
 def _is_turned(image: "ImageFile") -> bool:
@@ -216,6 +227,8 @@ def dicom(file: Path, name: str) -> "Image":
         data = dcmread(file)
         frames = int(data.get("NumberOfFrames", 1) or 1)
         kind = str(data.get("PhotometricInterpretation", ""))
+        if all(name in data and data[name].is_empty for name in ("RescaleSlope", "RescaleIntercept")):
+            del data.RescaleSlope, data.RescaleIntercept
         shares = _windowed(data, np.asarray(apply_modality_lut(data.pixel_array, data)))
     except Exception as error:  # pydicom and its decoders raise many kinds of errors
         raise ValueError(f"{name} cannot be read ({error}); export it as PNG or drop the record") from error
@@ -232,7 +245,7 @@ def _windowed(data: Any, values: NDArray[Any]) -> NDArray[np.float64]:
     from pydicom.multival import MultiValue
     from pydicom.pixels.processing import apply_voi_lut
 
-    if "WindowWidth" in data and "WindowCenter" in data:
+    if all(data.get(name) not in (None, "") for name in ("WindowWidth", "WindowCenter")):  # an empty one is None
         centre, width = (
             float(value[0] if isinstance(value, MultiValue) else value)
             for value in (data.WindowCenter, data.WindowWidth)

@@ -19,6 +19,7 @@ from fedstill.data.decode import (
     Split,
     class_names_of,
     composed,
+    composed_names,
     from_table,
     no_classes,
     numbered,
@@ -103,11 +104,12 @@ def unified(root: Path, files: Sequence[tuple[Path, str]], label: Stated = None)
     tables: list[pa.Table] = []
     stated: dict[str, tuple[Path, tuple[str, ...]]] = {}
     for file, folder in files:
-        table = read_table(root / file, label)
-        if len(files) > 1:  # some hospital's file may have an index, another's none
-            table, _ = without_index(table, ())
+        table = read_table(root / file, as_text=isinstance(label, TableSchema))
         if several and image_folder.FOLDER not in table.column_names:
             table = table.append_column(image_folder.FOLDER, pa.array([nfc(folder)] * table.num_rows, pa.string()))
+        if tables and {*table.column_names} != {*tables[0].column_names}:  # only some files have pandas' index
+            bare = [without_index(one, labels_of(None, label))[0] for one in (*tables, table)]
+            tables, table = bare[:-1], bare[-1]
         if tables and (differing := {*table.column_names} ^ {*tables[0].column_names}):
             column = min(differing)
             here, there = (file, files[0][0]) if column in table.column_names else (files[0][0], file)
@@ -156,8 +158,8 @@ def _other_type(root: Path, files: Sequence[tuple[Path, str]], tables: Sequence[
     return ValueError(f"the tables of {str(root)!r} do not fit together; write them with one schema")
 
 
-def read_table(path: Path, label: Stated = None) -> "pa.Table":
-    """The rows of a parquet or CSV file; categories become their values, and those of CSV stay texts for a schema.
+def read_table(path: Path, *, as_text: bool = False) -> "pa.Table":
+    """The rows of a parquet or CSV file; categories become their values, and those of CSV stay texts if asked.
 
     Raises:
         ValueError: it cannot be read, or has two columns of one name.
@@ -166,7 +168,7 @@ def read_table(path: Path, label: Stated = None) -> "pa.Table":
     import pyarrow.parquet as pq
 
     if path.suffix.lower() in walk.CSV:
-        return read_csv(path, as_text=isinstance(label, TableSchema))
+        return read_csv(path, as_text=as_text)
     try:
         with pq.ParquetFile(path) as file:
             names = file.schema_arrow.names
@@ -180,7 +182,9 @@ def read_table(path: Path, label: Stated = None) -> "pa.Table":
 def read_parquet(path: Path, fit: Fit | None = None, label: Stated = None) -> Splits:
     """One parquet or CSV file, without a test split."""
     return _read_tables(
-        {"train": repr(path.name)}, lambda _: read_table(path, label), str(path), None, None, fit, label
+        {"train": repr(path.name)},
+        lambda _: read_table(path, as_text=isinstance(label, TableSchema)),
+        *(str(path), None, None, fit, label),
     )
 
 
@@ -273,6 +277,11 @@ def _read_datasets(
     except Exception as error:  # `datasets` passes on any error of the network, the hub and the parsers
         raise ValueError(f"{where!r} cannot be loaded ({_reason(error)}); {advice}") from error
 
+    if other := next((type(data).__name__ for data in splits.values() if not hasattr(data, "num_rows")), None):
+        raise ValueError(f"{where} are of type {other}; give a datasets.Dataset or DatasetDict, whose rows are counted")
+    if not splits:
+        raise ValueError(f"{where} have no split; give one that is called 'train'")
+
     def table(split: str) -> "pa.Table":
         from datasets import Image
 
@@ -312,7 +321,7 @@ def _read_tables(
     columns: list[str] = []
 
     def read(split: str) -> Split:
-        rows = table(split)
+        rows = composed_names(table(split))
         rows = rows.select(
             [*(c for c in columns if c in rows.column_names), *(c for c in rows.column_names if c not in columns)]
         )
@@ -493,6 +502,7 @@ def _split(arrays: dict[str, np.ndarray], split: str, path: Path) -> Split | Non
         and name not in _NO_COLUMNS
         and array.shape == (len(images),)
         and array.dtype.kind in "iuU"
+        and split == "train"
     }
     rounding = None
     if are_vectors:

@@ -1,6 +1,5 @@
 """Loading of data sets: known names, folders, NumPy files and the Hugging Face hub, through a cache of decoded data."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from fedstill.base.seeds import numpy_stream
 from fedstill.base.settings import MOST_CLASSES
 from fedstill.data import cache, vectors
 from fedstill.data.decode import Split
-from fedstill.data.names import Known
+from fedstill.data.names import UNIT, Known
 from fedstill.data.partition import group_split, local_test_split
 from fedstill.data.places import AS_IT_IS, Reading, Source, find
 from fedstill.data.published import CLASSES, FOUND, is_published, is_same, measured_classes
@@ -88,14 +87,6 @@ def complete(
     )
 
 
-_UNIT = re.compile(
-    r"(patient|subject|person|participant|individual|lesion|eye|animal|farm|case|speaker|writer|user)"
-    r"[ _-]?(id|no|nr|number|code)?|pid|mrn",
-    re.IGNORECASE,
-)
-"""Names of columns that tell whose, or of what, a record is."""
-
-
 def _group(train: Split, name: str, known: Known | None, reading: Reading) -> str:
     """The column whose values stay on one side of every split; empty for none.
 
@@ -109,6 +100,8 @@ def _group(train: Split, name: str, known: Known | None, reading: Reading) -> st
     if group == "none":
         return ""
     if group is not None and reading.clients is None:
+        if gaps := train.gaps.get(group):
+            raise _with_gaps(group, gaps, name)
         if group not in columns:
             there = ", ".join(columns) or "none"
             raise ValueError(f"--group is {group!r}, but the columns of {name!r} are: {there}; name one of them")
@@ -117,15 +110,31 @@ def _group(train: Split, name: str, known: Known | None, reading: Reading) -> st
         return str(group)
     if known is not None:
         return ""
-    units = (column for column in columns if _UNIT.fullmatch(column) and column != group)
+    if gapped := next((column for column in train.gaps if UNIT.fullmatch(column)), None):
+        raise _with_gaps(gapped, train.gaps[gapped], name)
+    units = (column for column in columns if UNIT.fullmatch(column) and column != group)
     return next((unit for unit in units if 2 <= len(np.unique(columns[unit])) < len(train.labels)), "")
 
 
+def _with_gaps(column: str, gaps: int, name: str) -> ValueError:
+    return ValueError(
+        f"the column {column!r} of {name!r} has {gaps:,} gaps, and nobody knows whose those records are; give each a "
+        "value of its own, drop them, or say with --group none that no records belong together"
+    )
+
+
 def _hold_out(split: Split, group: str) -> tuple[Split, Split]:
-    """The fixed 80/20 split of data without a test split, by class or by whole values of the column ``group``."""
+    """The fixed 80/20 split of data without a test split, by class or by whole values of the column ``group``.
+
+    A class whose records all would be test records, as one of a single record or patient, stays in train.
+    """
     rng = numpy_stream(0, "data", "held-out test split")
-    indices = np.arange(len(split.labels))
-    train, test = divided(indices, 0.2, rng, split.labels, split.columns.get(group))
+    indices, groups = np.arange(len(split.labels)), split.columns.get(group)
+    train, test = divided(indices, 0.2, rng, split.labels, groups)
+    lost = np.isin(split.labels, np.setdiff1d(split.labels, split.labels[train]))
+    if lost.any():
+        back = lost if groups is None else np.isin(groups, groups[lost])
+        train, test = np.union1d(train, indices[back]), test[~back[test]]
     return split.take(train), split.take(test)
 
 
@@ -153,8 +162,11 @@ def _remarks(train: Split, test: Split, class_names: Sequence[str], group: str, 
         names = ", ".join(map(repr, alike))
         found.append(f"the classes {names} differ in capitals or blanks only; if they are one, rename them")
     for column, values in train.columns.items():
-        if column not in test.columns or not (column == group or _UNIT.fullmatch(column)):
+        if column not in test.columns or not (column == group or UNIT.fullmatch(column)):
             continue
+        if pairs := twin_names(sorted({*map(str, values), *map(str, test.columns[column])})):
+            names = ", ".join(map(repr, pairs[0]))
+            found.append(f"values of {column!r} differ in capitals or blanks only, and count as several: {names}")
         if both := len(np.intersect1d(values, test.columns[column])):
             found.append(f"values of {column!r} with records in train and in test: {both:,}; {counts} them too")
     return found
@@ -187,6 +199,12 @@ def _check(train: Split, test: Split, class_names: tuple[str, ...], name: str) -
         raise ValueError(
             f"the test split of {name!r} names its classes {', '.join(test.class_names[:5])}..., the train split "
             f"{', '.join(class_names[:5])}...; give both the same classes in the same order"
+        )
+    if lone := sorted({*train.features} ^ {*test.features}):
+        where = "train" if lone[0] in train.features else "test"
+        raise ValueError(
+            f"the column {lone[0]!r} of numbers is in the {where} split of {name!r} alone; give both the same columns, "
+            "of one type"
         )
     if train.images.shape[1:] != test.images.shape[1:] or train.images.dtype != test.images.dtype:
         raise ValueError(

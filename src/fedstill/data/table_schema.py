@@ -21,7 +21,7 @@ follow from it, the same at every site, so that nothing of them is measured from
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import date
 from pathlib import Path
@@ -35,6 +35,7 @@ from typing_extensions import override
 from fedstill.base.errors import InputError
 from fedstill.base.lookup import nfc, suggestion
 from fedstill.base.settings import Settings, read_toml, sentence
+from fedstill.data.csv_files import THOUSANDS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,16 +43,10 @@ if TYPE_CHECKING:
 
 _GAPS = {"", "na", "n/a", "nan", "null", "none", "?", ".", "-", "<na>", "nat"}
 """Texts that stand for a gap, in small letters."""
-_TRUE, _FALSE = {"true", "t", "yes", "y", "1", "1.0"}, {"false", "f", "no", "n", "0", "0.0"}
+TRUE, FALSE = {"true", "t", "yes", "y", "1", "1.0"}, {"false", "f", "no", "n", "0", "0.0"}
 _ANY = (-np.inf, np.inf)
-_THOUSANDS = r"[+-]?[1-9]\d{0,2},\d{3}"
-"""Numbers whose comma may separate thousands."""
 _FAR = 10
 """Times the limits of a column beyond which nobody means a number."""
-_MOST_CLASSES = 20
-"""Most numbers of a target that is drafted as classes."""
-_MOST_VALUES = 50
-"""Most values of a column that is drafted as a category."""
 Scalar = float | str
 
 
@@ -95,7 +90,7 @@ class Column(Settings):
                 raise ValueError(f"the range {list(self.range or ())} is too wide; give one that values can have")
         if self.missing is not None and self.kind == "category" and self.missing not in (*self.values, "other"):
             raise ValueError(f"missing is {self.missing!r}, which is not one of the values")
-        if self.missing is not None and self.kind == "boolean" and str(self.missing).lower() not in _TRUE | _FALSE:
+        if self.missing is not None and self.kind == "boolean" and str(self.missing).lower() not in TRUE | FALSE:
             raise ValueError(f"missing is {self.missing!r}, which is neither true nor false")
         if self.outside == "other" and "other" in self.values:
             raise ValueError("values has 'other', and outside = 'other' makes a second one; rename the category")
@@ -120,7 +115,7 @@ class Column(Settings):
     @property
     def is_true(self) -> bool:
         """Whether a gap of a boolean column counts as true."""
-        return str(self.missing).lower() in _TRUE
+        return str(self.missing).lower() in TRUE
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -164,6 +159,14 @@ class TableSchema(Settings):
     @classmethod
     def _composed(cls, value: Any) -> Any:
         return _as_cells(value)
+
+    @field_validator("columns", "target", "group", "site")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        """Names with composed letters, as those of tables are."""
+        if isinstance(value, dict):
+            return {nfc(name): column for name, column in value.items()}
+        return value if value is None else nfc(value)
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -252,7 +255,8 @@ class TableSchema(Settings):
     def vectors(self, table: "pa.Table", where: str) -> NDArray[np.float32]:
         """The vectors ``(n, d)`` of rows that need no target, group or site; arguments and errors as of `encode`."""
         _check_present([*self.columns], table, where)
-        frame = _with_points(table.select([*self.columns]).to_pandas(), self._numeric, where)
+        frame = table.select([*self.columns]).to_pandas(ignore_metadata=True)
+        frame = _with_points(frame, {name: self.columns[name].bounds for name in self._numeric}, where)
         columns = self._encoded(frame, where, [])
         return np.stack([columns[name].astype(np.float32) for name in self.features], 1)
 
@@ -278,8 +282,10 @@ class TableSchema(Settings):
 
         needed = [*self.columns, self.target, *filter(None, (self.group, self.site))]
         _check_present(needed, table, where)
-        of_numbers = [*self._numeric, *[self.target] * (self.range is not None)]
-        frame = _with_points(table.select(list(dict.fromkeys(needed))).to_pandas(), of_numbers, where)
+        bounds = {name: self.columns[name].bounds for name in self._numeric}
+        bounds |= {} if self.range is None else {self.target: self.range}
+        frame = table.select(list(dict.fromkeys(needed))).to_pandas(ignore_metadata=True)
+        frame = _with_points(frame, bounds, where)
         remarks: list[str] = []
         found: dict[str, Any] = self._encoded(frame, where, remarks)
         target = f"column {self.target!r} of {where}"
@@ -300,9 +306,12 @@ def _check_present(needed: Sequence[str], table: "pa.Table", where: str) -> None
     if absent := next((name for name in needed if name not in table.column_names), None):
         near = suggestion(absent, table.column_names)
         raise ValueError(f"{where} has no column {absent!r}, which the schema names{near or '; rename one of them'}")
+    for name in needed:
+        if (kind := table.schema.field(name).type).num_fields:
+            raise ValueError(f"column {name!r} of {where} has type {kind}; write it as texts or numbers")
 
 
-def _texts(values: "pd.Series[Any]", words: Collection[str] = ()) -> "pd.Series[Any]":
+def texts_of(values: "pd.Series[Any]", words: Collection[str] = ()) -> "pd.Series[Any]":
     """Values as texts in composed letters without outer blanks, whole numbers without a fraction; gaps are None.
 
     ``words`` are no gaps, whatever else they stand for elsewhere: a schema has them as values.
@@ -310,7 +319,8 @@ def _texts(values: "pd.Series[Any]", words: Collection[str] = ()) -> "pd.Series[
     import pandas as pd
 
     if pd.api.types.infer_dtype(values, skipna=True) == "boolean":
-        values = values.map({True: "true", False: "false"})
+        said = {word.lower(): word for word in words}
+        values = values.map({True: said.get("true", "true"), False: said.get("false", "false")})
     texts = values.astype("string").str.strip().map(nfc, na_action="ignore").astype("string")
     if pd.api.types.is_float_dtype(values):
         texts = texts.str.removesuffix(".0")
@@ -334,7 +344,7 @@ def _number(text: str) -> float | None:
 
 def _places(values: "pd.Series[Any]", where: str) -> list[str]:
     """The site or the person of each record."""
-    texts = _texts(values)
+    texts = texts_of(values)
     if gaps := int(texts.isna().sum()):
         raise ValueError(
             f"{where} has {gaps} gaps, and those records would be one site's or one person's; give each its own, or "
@@ -345,7 +355,7 @@ def _places(values: "pd.Series[Any]", where: str) -> list[str]:
 
 
 def _target(values: "pd.Series[Any]", classes: Sequence[str], where: str) -> list[str]:
-    texts = _texts(values, classes)
+    texts = texts_of(values, classes)
     if texts.isna().any():
         raise ValueError(f"{where} has {int(texts.isna().sum())} gaps; drop the records without a class")
     if wrong := sorted(set(texts) - set(classes)):
@@ -360,7 +370,7 @@ def _target(values: "pd.Series[Any]", classes: Sequence[str], where: str) -> lis
 
 def _target_numbers(values: "pd.Series[Any]", target: Column, where: str, remarks: list[str]) -> NDArray[np.float64]:
     """The numbers to predict, scaled to [-1, 1] by their range."""
-    numbers = _numbers(values, where, target.bounds)
+    numbers = numbers_of(values, where, target.bounds)
     gaps = np.isnan(numbers)
     if gaps.any():
         raise ValueError(f"{where} has {int(gaps.sum())} gaps; drop the records without a target")
@@ -370,18 +380,20 @@ def _target_numbers(values: "pd.Series[Any]", target: Column, where: str, remark
 def _encoded(values: "pd.Series[Any]", column: Column, where: str, remarks: list[str]) -> Iterator[NDArray[np.float32]]:
     """The numbers of a column, and whether each is a gap, if a value stands for gaps."""
     if column.kind in ("number", "date"):
-        numbers = _numbers(values, where, column.bounds) if column.kind == "number" else _days(values, where)
+        numbers = numbers_of(values, where, column.bounds) if column.kind == "number" else _days(values, where)
         gaps = np.isnan(numbers)
         yield _scaled(numbers, gaps, column, where, remarks)
     elif column.kind == "boolean":
-        texts = _texts(values).str.lower()
+        texts = texts_of(values).str.lower()
         gaps = texts.isna().to_numpy()
-        known = texts.isin(_TRUE | _FALSE).to_numpy() | gaps
+        known = texts.isin(TRUE | FALSE).to_numpy() | gaps
         if not known.all():
-            raise ValueError(f"{where} has {values[~known].iloc[0]!r}, which is neither true nor false")
-        yield np.where(gaps, float(column.is_true), texts.isin(_TRUE).to_numpy(dtype=float)).astype(np.float32)
+            raise ValueError(
+                f"{where} has {values[~known].iloc[0]!r}, which is neither true nor false; make it a category"
+            )
+        yield np.where(gaps, float(column.is_true), texts.isin(TRUE).to_numpy(dtype=float)).astype(np.float32)
     else:
-        texts = _texts(values, column.values)
+        texts = texts_of(values, column.values)
         gaps = texts.isna().to_numpy()
         filled = texts.fillna(str(column.missing)) if column.missing is not None else texts
         unknown = ~filled.isin(column.values).to_numpy() & ~(gaps & (column.missing is None))
@@ -432,11 +444,11 @@ def _in_range(numbers: NDArray[np.float64], column: Column, where: str, remarks:
     return scaled
 
 
-def _numbers(values: "pd.Series[Any]", where: str, bounds: tuple[float, float] = _ANY) -> NDArray[np.float64]:
+def numbers_of(values: "pd.Series[Any]", where: str, bounds: tuple[float, float] = _ANY) -> NDArray[np.float64]:
     """Numbers, also of texts with a decimal point or a decimal comma; gaps are NaN.
 
     Texts whose commas may all separate thousands, as ``1,088``, are refused unless all such thousands are far from
-    ``bounds``.
+    ``bounds``; of points, `_with_points` decides by all columns.
     """
     import pandas as pd
 
@@ -447,14 +459,14 @@ def _numbers(values: "pd.Series[Any]", where: str, bounds: tuple[float, float] =
         return found
     if pd.api.types.is_datetime64_any_dtype(values):
         raise ValueError(f"{where} has dates, but the schema says numbers; set kind = 'date'")
-    texts = _texts(values)
+    texts = texts_of(values)
     if texts.str.contains(",", regex=False).any():
         if texts.str.contains(".", regex=False).any():
             both = texts[texts.str.contains(",", regex=False, na=False)].iloc[0]
             raise ValueError(
                 f"{where} has commas and points, as in {both!r}; write numbers with one decimal sign alone"
             )
-        _refuse_thousands(texts, where, bounds)
+        _refuse_thousands(texts, where, bounds, ",")
         texts = texts.str.replace(",", ".", regex=False)
     found = pd.to_numeric(texts, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     wrong = ~np.isfinite(found) & ~texts.isna().to_numpy()
@@ -463,37 +475,43 @@ def _numbers(values: "pd.Series[Any]", where: str, bounds: tuple[float, float] =
     return found
 
 
-class _Unclear(InputError):
+class Unclear(InputError):
     """A number that may be one of two."""
 
 
-def _refuse_thousands(texts: "pd.Series[Any]", where: str, bounds: tuple[float, float]) -> None:
-    marked = texts[texts.str.contains(",", regex=False, na=False)]
-    if not marked.str.fullmatch(_THOUSANDS).all():  # 1,5 or 0,125 has a decimal comma
+def _refuse_thousands(texts: "pd.Series[Any]", where: str, bounds: tuple[float, float], sign: str) -> None:
+    marked = texts[texts.str.contains(sign, regex=False, na=False)]
+    if not marked.str.fullmatch(THOUSANDS).all():  # 1,5 or 0,125 has a decimal comma
         return
-    thousands, most = marked.str.replace(",", "", regex=False).astype(float), max(map(abs, bounds))
+    thousands, most = marked.str.replace(sign, "", regex=False).astype(float), max(map(abs, bounds))
     if not (meant := marked[thousands.abs() <= _FAR * most]).empty:
-        whole, decimal = (meant.iloc[0].replace(",", sign) for sign in ("", "."))
-        raise _Unclear(f"{where} has {meant.iloc[0]!r}, which may be {whole} or {decimal}; write it as one of these")
+        whole, decimal = (meant.iloc[0].replace(sign, other) for other in ("", "."))
+        raise Unclear(f"{where} has {meant.iloc[0]!r}, which may be {whole} or {decimal}0; write it as one of these")
 
 
-def _with_points(frame: "pd.DataFrame", numbers: Iterable[str], where: str) -> "pd.DataFrame":
+def _with_points(frame: "pd.DataFrame", bounds: Mapping[str, tuple[float, float]], where: str) -> "pd.DataFrame":
     """The table with decimal points in its columns of numbers, if a comma in one of them is surely decimal.
 
+    ``bounds`` are those of each column of numbers.
+
     Raises:
-        ValueError: other columns have points, so that one of the two separates thousands.
+        ValueError: other columns have points, so that one of the two separates thousands; or all points may do so.
     """
     import pandas as pd
 
-    given = {name: frame[name] for name in numbers if pd.api.types.infer_dtype(frame[name]) == "string"}
-    if not any(some.str.contains(",", regex=False, na=False).any() for some in given.values()):
+    given = {name: frame[name] for name in bounds if pd.api.types.infer_dtype(frame[name]) == "string"}
+    texts = {name: texts_of(some) for name, some in given.items()}
+    if not any(some.str.contains(",", regex=False, na=False).any() for some in texts.values()):
+        pointed = {n: some[some.str.contains(".", regex=False, na=False)] for n, some in texts.items()}
+        if all(some.str.fullmatch(THOUSANDS).all() for some in pointed.values()):  # 1.5 is surely decimal
+            for name, some in texts.items():
+                _refuse_thousands(some, f"column {name!r} of {where}", bounds[name], ".")
         return frame
-    texts = {name: _texts(some) for name, some in given.items()}
     found = {
         sign: [name for name, some in texts.items() if some.str.fullmatch(rf"[^.,]*[{sign}][^.,]*").any()]
         for sign in ",."
     }
-    if {*found[","]} & {*found["."]}:  # which `_numbers` refuses
+    if {*found[","]} & {*found["."]}:  # which `numbers_of` refuses
         return frame
     if all(found.values()):
         raise ValueError(
@@ -501,7 +519,7 @@ def _with_points(frame: "pd.DataFrame", numbers: Iterable[str], where: str) -> "
             "write all with one decimal sign, and without a sign of thousands"
         )
     commas = [texts[name][texts[name].str.contains(",", regex=False, na=False)] for name in found[","]]
-    if all(some.str.fullmatch(_THOUSANDS).all() for some in commas):  # none of which is surely decimal
+    if all(some.str.fullmatch(THOUSANDS).all() for some in commas):  # none of which is surely decimal
         return frame
     clean = [name for name in found[","] if not texts[name].str.contains(".", regex=False, na=False).any()]
     return frame.assign(**{name: texts[name].str.replace(",", ".", regex=False) for name in clean})
@@ -513,7 +531,7 @@ def _days(values: "pd.Series[Any]", where: str) -> NDArray[np.float64]:
 
     if pd.api.types.is_numeric_dtype(values) and values.notna().any():
         raise ValueError(f"{where} has numbers, but the schema says dates; set kind = 'number', or write YYYY-MM-DD")
-    texts = _texts(values)
+    texts = texts_of(values)
     good = texts.str.fullmatch(r"\d{4}-\d{2}-\d{2}([T ].*)?")
     if not good.fillna(True).all():
         first = texts[~good.fillna(True).to_numpy(dtype=bool)].iloc[0]
@@ -524,106 +542,3 @@ def _days(values: "pd.Series[Any]", where: str) -> NDArray[np.float64]:
         raise ValueError(f"{where} has {texts[wrong].iloc[0]!r}, which is no day of a calendar")
     since: NDArray[np.float64] = (found - pd.Timestamp("1970-01-01")).dt.days.to_numpy(np.float64, na_value=np.nan)
     return since + date(1970, 1, 1).toordinal()
-
-
-# Drafts ---------------------------------------------------------------------------------------------------------------
-
-_HEADER = """\
-# A draft from {rows} rows of {name}. Ranges and categories stand in it as these rows have them: replace them by public
-# numbers (a data dictionary, what can be measured at all) before anybody else gets this file.
-"""
-_PERSONS = {"patient", "patient_id", "subject", "subject_id", "person", "id"}
-_SITES = {"site", "hospital", "centre", "center", "provider"}
-"""Names of columns of persons and of sites, in small letters."""
-_ITEM = re.compile(r"[\[,]\n {4}")
-"""What stands before an item of a list in TOML with an item in each line."""
-
-
-def draft(table: "pa.Table", target: str | None, name: str) -> str:
-    """A schema for a person to check, as TOML.
-
-    Args:
-        table: an example, with types or texts.
-        target: the column of the classes, or of the number to predict; None for one called as such, or the last with
-            few values.
-        name: name of the example.
-
-    Raises:
-        ValueError: no column can be the target.
-    """
-    import tomli_w
-
-    frame = table.to_pandas()
-    texts = {column: _texts(frame[column]) for column in frame}
-    if target is None:
-        target = next((c for c in frame if c.casefold() in ("label", "labels", "target", "class", "outcome")), None)
-        target = target or next((c for c in reversed(list(frame)) if texts[c].nunique() == 2), None)
-    if target is None or target not in frame:
-        raise ValueError(f"{name} has the columns {', '.join(frame)}; say with --target which one has the classes")
-    columns: dict[str, Any] = {}
-    left: dict[str, str] = {}
-    roles: dict[str, str] = {}
-    for column in (c for c in frame if c != target):
-        role = "group" if column.casefold() in _PERSONS else "site" if column.casefold() in _SITES else None
-        if role is not None and role not in roles:
-            roles[role] = column
-        elif isinstance(found := _drafted(frame[column], texts[column]), dict):
-            columns[column] = found
-        else:
-            left[column] = found
-    content = {"target": target, **_drafted_target(frame[target], texts[target]), **roles, "columns": columns}
-    lines = _ITEM.sub(lambda at: "[" if at[0][0] == "[" else ", ", tomli_w.dumps(content)).replace(",\n]", "]")
-    ignored = "".join(f"# left out: {column!r} ({why})\n" for column, why in left.items())
-    return _HEADER.format(rows=len(frame), name=name) + ignored + lines
-
-
-def _drafted_target(values: "pd.Series[Any]", texts: "pd.Series[Any]") -> dict[str, Any]:
-    """The classes of a target, or the range of one that has more numbers than classes have."""
-    classes = sorted(texts.dropna().unique().tolist())
-    if len(classes) > _MOST_CLASSES:
-        try:
-            numbers = _numbers(values, f"the target {values.name!r}")
-        except _Unclear:
-            raise
-        except ValueError:
-            pass
-        else:
-            return {"range": [_outer(np.nanmin(numbers), -1), _outer(np.nanmax(numbers), 1)]}
-    return {"classes": classes}
-
-
-def _drafted(values: "pd.Series[Any]", texts: "pd.Series[Any]") -> dict[str, Any] | str:
-    """The settings of a column, or the reason to leave it out."""
-    present = texts.dropna()
-    gaps = len(present) < len(texts)
-    distinct = set(present)
-    if len(distinct) < 2:
-        return "it has one value"
-    if {text.lower() for text in distinct} <= _TRUE | _FALSE:
-        return {"kind": "boolean"} | ({"missing": False} if gaps else {})
-    if present.str.fullmatch(r"\d{4}-\d{2}-\d{2}([T ].*)?").all():
-        days = sorted(text[:10] for text in distinct)
-        return {"kind": "date", "range": [days[0], days[-1]]} | ({"missing": days[len(days) // 2]} if gaps else {})
-    try:
-        numbers = _numbers(values, "it")
-    except _Unclear as error:
-        return str(error)
-    except ValueError:
-        if len(distinct) > _MOST_VALUES or len(distinct) == len(present):
-            return f"texts with {len(distinct)} values"
-        return {"kind": "category", "values": sorted(distinct)} | ({"missing": present.mode()[0]} if gaps else {})
-    some = numbers[~np.isnan(numbers)]
-    if len(distinct) == len(present) > 20 and (some == np.round(some)).all():
-        return "another whole number in each row, as ids have"
-    middle = float(f"{np.median(some):.3g}")
-    settings = {"kind": "number", "range": [_outer(some.min(), -1), _outer(some.max(), 1)]}
-    return settings | ({"missing": middle} if gaps else {})
-
-
-def _outer(value: float, way: int) -> float:
-    """A number of two digits at or beyond ``value``."""
-    if value == 0:
-        return 0.0
-    step = 10.0 ** (np.floor(np.log10(abs(value))) - 1)
-    found = (np.floor if way < 0 else np.ceil)(value / step) * step
-    return float(f"{found:.6g}")

@@ -140,15 +140,15 @@ def of_table(
     if lists:
         rows = _rows(table[lists[0]], f"column {lists[0]!r} of {where}")
         found = of_array(rows, where)
-        others = [name for name in names if name != lists[0] and _is_number(table.schema.field(name).type)]
+        others = [name for name in names if name != lists[0] and is_number(table.schema.field(name).type)]
         left = (f"not in the vectors: {_listed(others)}, beside the lists of {lists[0]!r}",) if others else ()
         return Table(found, (), rounding(rows, found), left)
-    numeric = [name for name in names if _is_number(table.schema.field(name).type)]
+    numeric = [name for name in names if is_number(table.schema.field(name).type)]
     texts = [column.name for column in table.schema if column.name in names and is_text(column.type)]
     if not numeric:
         return None
     for column in table.schema:
-        if column.name in names and not _is_number(column.type) and not is_text(column.type):
+        if column.name in names and not is_number(column.type) and not is_text(column.type):
             raise ValueError(
                 f"column {column.name!r} of {where} has type {column.type}, which no vector has; turn it into numbers "
                 "or drop the column"
@@ -236,7 +236,8 @@ def _telling(
     return []
 
 
-def _is_number(kind: "pa.DataType") -> bool:
+def is_number(kind: "pa.DataType") -> bool:
+    """Whether a column of this type has numbers or booleans."""
     import pyarrow as pa
 
     return any(check(kind) for check in (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean))
@@ -253,7 +254,7 @@ def _is_list(kind: "pa.DataType") -> bool:
     import pyarrow as pa
 
     checks = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return any(check(kind) for check in checks) and _is_number(kind.value_type)
+    return any(check(kind) for check in checks) and is_number(kind.value_type)
 
 
 def _rows(column: "pa.ChunkedArray", where: str) -> NDArray[Any]:

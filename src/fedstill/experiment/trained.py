@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from fedstill.base.files import in_words, path_of
 from fedstill.base.records import Normalisation
 from fedstill.base.settings import is_truth
 from fedstill.base.weights import load, state
-from fedstill.data import features, own
+from fedstill.data import features, own, vectors
 from fedstill.data.decode import plain_types
 from fedstill.data.table_schema import TableSchema
 from fedstill.evaluation import in_unit
@@ -29,6 +29,9 @@ from fedstill.experiment.reuse import changed_code, read_job
 from fedstill.models.backbones import Backbone
 from fedstill.protocol import Method
 from fedstill.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _log = logging.getLogger(__name__)
 _ROUNDING = 1e-3
@@ -131,22 +134,40 @@ class Trained(nn.Module):
 
     def _outputs(self, records: Any) -> Float[Tensor, "n classes"]:
         """What `forward` returns of records of any kind, without gradients."""
-        if self.schema is not None and (hasattr(records, "columns") or hasattr(records, "column_names")):
-            records = self.schema.vectors(plain_types(own.table(records, "the table")), "the table")
-        elif self.columns and (hasattr(records, "columns") or hasattr(records, "column_names")):
-            names = list(getattr(records, "column_names", None) or records.columns)
-            if lacking := next((name for name in self.columns if name not in names), None):
-                raise ValueError(f"the table lacks the column {lacking!r}; the model takes {', '.join(self.columns)}")
-            records = np.stack([np.asarray(records[name], np.float64) for name in self.columns], 1)
-        if not isinstance(records, Tensor | list | tuple | str) and np.asarray(records).dtype.kind in "UO":  # texts
-            records = np.asarray(records).tolist()
+        if hasattr(records, "collect"):  # a lazy frame of polars
+            records = records.collect()
+        if hasattr(records, "columns") and (self.schema is not None or self.columns):
+            records = self._rows(plain_types(own.table(records, "the table")))
         if not isinstance(records, Tensor | list | tuple | str):
-            records = torch.from_numpy(np.ascontiguousarray(records))
-        if isinstance(records, Tensor) and not bool(records.isfinite().all()):
-            row = int((~records.isfinite()).flatten(1).any(1).nonzero()[0])
-            raise ValueError(f"record {row} has a value that is not finite; fill it or drop the record")
+            found = own.array_of(records, "the records")
+            if found.dtype.kind not in "biufUO" or not found.ndim:
+                raise ValueError(f"the records are {in_words(type(records).__name__)}; give numbers, texts or a table")
+            records = found.tolist() if found.dtype.kind in "UO" else torch.from_numpy(np.ascontiguousarray(found))
+        if isinstance(records, Tensor):
+            if records.is_complex():
+                raise ValueError(f"the records are {records.dtype}; give real numbers")
+            finite = (records.float() if records.is_floating_point() else records).isfinite()  # as the model has them
+            if not bool(finite.all()):
+                row = int((~finite).flatten(1).any(1).nonzero()[0])
+                raise ValueError(f"record {row} has a value that is not finite; fill it or drop the record")
+            if self.schema is not None and len(records) and (most := float(records.abs().max())) > 1 + _ROUNDING:
+                raise ValueError(
+                    f"the records have the value {most:g}, but the model's schema scales all to [-1, 1]; give the "
+                    "table with its columns, or the vectors that the schema makes of it"
+                )
         with torch.no_grad():
             return torch.cat([self(records[at : at + _BATCH]) for at in range(0, max(len(records), 1), _BATCH)])
+
+    def _rows(self, table: "pa.Table") -> NDArray[np.float32] | NDArray[np.float64]:
+        """The vectors of a table's rows, by the model's schema or the names of its columns."""
+        if self.schema is not None:
+            return self.schema.vectors(table, "the table")
+        if lacking := next((name for name in self.columns if name not in table.column_names), None):
+            raise ValueError(f"the table lacks the column {lacking!r}; the model takes {', '.join(self.columns)}")
+        for name in self.columns:
+            if not vectors.is_number(table.schema.field(name).type):
+                raise ValueError(f"the column {name!r} has type {table.schema.field(name).type}; give numbers")
+        return np.stack([table[name].to_numpy().astype(np.float64) for name in self.columns], 1)
 
     @front_door
     def predict(self, records: Any) -> NDArray[np.str_] | NDArray[np.float64]:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 _GAPS = {"", "na", "n/a", "nan", "null", "none", "?", ".", "-", "<na>", "nat"}
 _TRUE, _FALSE = {"true", "t", "yes", "y", "1", "1.0"}, {"false", "f", "no", "n", "0", "0.0"}
-_THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2},[0-9]{3}")
+_THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2}[.,][0-9]{3}")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}([T ].*)?")
 
@@ -133,8 +133,8 @@ def codes(rows: Iterable[Mapping[str, Any]], schema: Mapping[str, Any]) -> NDArr
     """
     rows, found = list(rows), []
     numbers = [name for name, column in schema["columns"].items() if column["kind"] == "number"]
-    has_commas = _has_commas(rows, numbers)
-    columns = {name: {**column, "has_commas": has_commas} for name, column in schema["columns"].items()}
+    has_decimals = _has_decimals(rows, numbers)
+    columns = {name: {**column, "has_decimals": has_decimals} for name, column in schema["columns"].items()}
     for at, row in enumerate(rows):
         if absent := next((name for name in columns if name not in row), None):
             alike = {str(name).strip().casefold(): name for name in row}
@@ -176,8 +176,9 @@ def code(value: Any, column: Mapping[str, Any]) -> float:
     if kind == "number":
         if "," in text and "." in text:
             raise ValueError("with comma and point; write numbers with one decimal sign alone")
-        if _THOUSANDS.fullmatch(text) and _may_be(float(whole := text.replace(",", "")), column):
-            raise ValueError(f"which may be {whole} or {text.replace(',', '.')}; write it as one of these")
+        whole = re.sub("[.,]", "", text)
+        if isinstance(value, str) and _THOUSANDS.fullmatch(text) and _may_be(float(whole), column):
+            raise ValueError(f"which may be {whole} or {text.replace(',', '.')}0; write it as one of these")
         if not _NUMBER.fullmatch(text := text.replace(",", ".")):
             raise ValueError("which is no number; correct it")
         number = float(text)
@@ -203,13 +204,13 @@ def code(value: Any, column: Mapping[str, Any]) -> float:
 
 
 def _may_be(number: float, column: Mapping[str, Any]) -> bool:
-    """Whether a number is not far from a column's range; False where the table's commas are decimal."""
+    """Whether a number is not far from a column's range; False where the table's sign is surely decimal."""
     most = max(map(abs, column.get("range") or (math.inf,)))
-    return not column.get("has_commas") and abs(number) <= 10 * most
+    return not column.get("has_decimals") and abs(number) <= 10 * most
 
 
-def _has_commas(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> bool:
-    """Whether a comma in the columns of numbers is surely decimal.
+def _has_decimals(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> bool:
+    """Whether a comma or a point in the columns of numbers is surely decimal.
 
     Raises:
         ValueError: some cells have commas, and others points.
@@ -221,7 +222,8 @@ def _has_commas(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> bool
             f"the rows have numbers with commas in column {found[','][0]!r} and with points in column "
             f"{found['.'][0]!r}; write all with one decimal sign, and without a sign of thousands"
         )
-    return any(_one(",", text) and not _THOUSANDS.fullmatch(text) for name in names for text in texts[name])
+    marked = [text for some in texts.values() for text in some if _one(",", text) or _one(".", text)]
+    return not all(_THOUSANDS.fullmatch(text) for text in marked)
 
 
 def _one(sign: str, text: str) -> bool:
