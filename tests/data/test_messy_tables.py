@@ -137,6 +137,20 @@ def test_codes_keep_their_zeros() -> None:
     assert set(fedstill.load_data(place).columns["code"]) == {"0x10", "16"}
 
 
+def test_codes_of_one_hospital_alone_make_texts_of_all() -> None:
+    for name in "ab":
+        Path("own", name).mkdir(parents=True)
+    written(lines("age,ward,label", lambda i: f"{i % 7},{('010', '10')[i % 2]},{i % 2}"), "own/a/train.csv")
+    written(lines("age,ward,label", lambda i: f"{i % 7},{(10, 20)[i % 2]},{i % 2}"), "own/b/train.csv")
+    data = fedstill.load_data("./own")
+    assert data.features == ("age",) and set(data.columns["ward"]) == {"010", "10", "20"}
+    written(lines("age,ward,label", lambda i: f"{i % 7},{('<5', '10')[i % 2]},{i % 2}"), "own/a/train.csv")
+    with pytest.raises(
+        InputError, match="the column 'ward' of 'b/train.csv' .* has type int64, but string in 'a/train.csv'"
+    ):
+        fedstill.load_data("./own")
+
+
 def test_an_id_of_twenty_digits_is_no_feature() -> None:
     place = written(lines("age,patient,label", lambda i: f"{i % 7},{10**22 + i // 4},{i % 2}"))
     data = fedstill.load_data(place)

@@ -120,9 +120,27 @@ def unified(root: Path, files: Sequence[tuple[Path, str]], label: Stated = None)
         _check_names(root, file, table, stated)
         tables.append(table.select(tables[0].column_names) if tables else table)
     try:
-        return pa.concat_tables(tables, promote_options="permissive")
+        return pa.concat_tables(_with_shared_codes(tables), promote_options="permissive")
     except pa.ArrowException as error:
         raise _other_type(root, files, tables) from error
+
+
+def _with_shared_codes(tables: Sequence["pa.Table"]) -> list["pa.Table"]:
+    """The tables with texts in place of integers in columns where another file has codes, as ``010``."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    found = list(tables)
+    for name in tables[0].column_names:
+        texts = [table[name] for table in tables if vectors.is_text(table.schema.field(name).type)]
+        if not 0 < len(texts) < len(tables):
+            continue
+        if all(pc.all(pc.match_substring_regex(column.drop_null(), r"^\s*\d+\s*$")).as_py() for column in texts):
+            for i, table in enumerate(found):
+                if pa.types.is_integer(table.schema.field(name).type):
+                    place = table.schema.get_field_index(name)
+                    found[i] = table.set_column(place, name, table[name].cast(pa.string()))
+    return found
 
 
 def _check_names(root: Path, file: Path, table: "pa.Table", stated: dict[str, tuple[Path, tuple[str, ...]]]) -> None:

@@ -204,7 +204,7 @@ def _check(train: Split, test: Split, class_names: tuple[str, ...], name: str) -
         where = "train" if lone[0] in train.features else "test"
         raise ValueError(
             f"the column {lone[0]!r} of numbers is in the {where} split of {name!r} alone; give both the same columns, "
-            "of one type"
+            "of one type (codes such as 010 are texts)"
         )
     if train.images.shape[1:] != test.images.shape[1:] or train.images.dtype != test.images.dtype:
         raise ValueError(
