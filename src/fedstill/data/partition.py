@@ -258,7 +258,7 @@ def _classes(per_client: int, labels: np.ndarray, num_clients: int, rng: np.rand
 def _by_column(name: str, columns: Mapping[str, np.ndarray], num_clients: int) -> list[Indices]:
     if name not in columns:
         raise ValueError(
-            f"the data set has no column {name!r} to partition by; "
+            f"the data set has no column {name!r} to partition by, of integers or texts without gaps; "
             + (f"use by:{' or by:'.join(columns)}" if columns else "it has no columns but images and classes")
             + f"; other rules: {FORMS}"
         )
