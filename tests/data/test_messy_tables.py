@@ -1,6 +1,7 @@
 """Tables, arrays and pictures as hospitals have them: what would be read wrongly without a word, and what is fine."""
 
 import json
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from fedstill.cli import main
 from fedstill.data import sources
 from fedstill.data.own import given, reading_of
 from fedstill.data.places import Reading
+from fedstill.report import rows
 
 N = 400
 RNG = np.random.default_rng(0)
@@ -56,7 +58,7 @@ def gapped() -> pd.DataFrame:
 def test_a_gap_among_patients_is_no_reason_to_mix_their_records() -> None:
     """One gap in 1,000 rows put 144 of 250 patients on both sides."""
     gapped().to_csv("gap.csv", index=False)
-    sentence = "the column 'patient' of .* has 1 gaps, .*; give each a value of its own, drop them, or say with --group"
+    sentence = "the column 'patient' of .* has 1 gaps, .*; give each a value of its own, drop them, name another column"
     for data in ("./gap.csv", gapped(), [frame(patient=PATIENTS), gapped()]):
         with pytest.raises(ValueError, match=sentence):
             given(data)
@@ -64,6 +66,41 @@ def test_a_gap_among_patients_is_no_reason_to_mix_their_records() -> None:
         fedstill.load_data("./gap.csv", group="patient")
     apart = fedstill.load_data("./gap.csv", group="none")
     assert "no columns to group or partition by, as they have gaps: patient (1 of 400)" in apart.remarks
+
+
+def test_words_blanks_and_floats_among_patients_are_gaps_too() -> None:
+    for gap in ("", "  ", "None", "-", "unknown", "NA"):
+        patients = [gap if i % 40 == 7 else patient for i, patient in enumerate(PATIENTS)]
+        with pytest.raises(ValueError, match="the column 'patient' of .* has 10 gaps"):
+            given(frame(patient=patients))
+    for name in ("whole", "gapped"):  # pandas writes 1.0 beside a gap
+        Path(name, "a").mkdir(parents=True)
+        for i in range(20):
+            Image.fromarray(np.full((4, 4), 10 * i, np.uint8)).save(f"{name}/a/{i}.png")
+        rows = [f"a/{i}.png,{i % 2},{'' if name == 'gapped' and i == 3 else float(i // 4)}" for i in range(20)]
+        Path(name, "metadata.csv").write_text("\n".join(["file_name,label,patient", *rows]))
+    assert fedstill.load_data("./whole").group == "patient"
+    with pytest.raises(InputError, match="the column 'patient' of 'gapped' has 1 gaps"):
+        fedstill.load_data("./gapped")
+
+
+def test_a_whole_column_of_patients_counts_before_one_with_gaps() -> None:
+    data = given(frame(lesion=[None if i % 5 == 0 else f"l{i}" for i in range(N)], patient=PATIENTS))[0]
+    assert data.group == "patient"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (np.ma.masked_equal(np.arange(N) // 4, 3), "have 4 masked values"),
+        ([None if i == 7 else "a" for i in range(N)], "column 'patient' of .* has gaps"),
+        ([math.nan if i == 7 else 1.0 for i in range(N)], "column 'patient' of .* has gaps"),
+    ],
+)
+def test_columns_beside_tensors_have_no_gaps(values: Any, message: str) -> None:
+    pair = np.stack([AGE, CRP], 1), np.arange(N) % 2
+    with pytest.raises(InputError, match=message):
+        fedstill.from_torch(pair, columns={"patient": values})
 
 
 def test_one_picture_without_a_patient_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +149,17 @@ def test_a_named_index_is_no_silent_loss(parts: int) -> None:
     assert given(frame()[AGE > 0])[0].remarks == ()
 
 
+def test_the_order_of_files_decides_no_index() -> None:
+    visits = frame(visit=[(i * 37) % 1000 + 5 for i in range(N)])
+    for folder, first, second in (("ia", "A", "B"), ("ib", "B", "A")):
+        for name in "AB":
+            Path(folder, name).mkdir(parents=True)
+        visits.set_index("visit").to_parquet(f"{folder}/{first}/train.parquet")
+        visits.to_parquet(f"{folder}/{second}/train.parquet")
+        data = fedstill.load_data(f"./{folder}")
+        assert data.features == ("age", "crp") and "not read, as pandas' index: visit" in data.remarks
+
+
 HEAD = "target = 'label'\nclasses = ['0', '1']\n"
 SCHEMA = f"{HEAD}group = 'patient'\n[columns.age]\nkind = 'number'\nrange = [-9, 9]\n"
 
@@ -149,6 +197,28 @@ def test_codes_of_one_hospital_alone_make_texts_of_all() -> None:
         InputError, match="the column 'ward' of 'b/train.csv' .* has type int64, but string in 'a/train.csv'"
     ):
         fedstill.load_data("./own")
+
+
+def test_codes_of_the_train_file_alone_make_texts_of_both() -> None:
+    Path("own").mkdir()
+    written(lines("age,ward,label", lambda i: f"{i % 7},{('010', '10')[i % 2]},{i % 2}"), "own/train.csv")
+    written(lines("age,ward,label", lambda i: f"{i % 7},{(10, 20)[i % 2]},{i % 2}"), "own/test.csv")
+    data = fedstill.load_data("./own")
+    assert data.features == ("age",) and set(data.test_columns["ward"]) == {"10", "20"}
+
+
+def test_classes_that_differ_in_zeros_are_named() -> None:
+    place = written(lines("age,label", lambda i: f"{i % 7},{('01', '1', '0')[i % 3]}"))
+    assert (
+        "the classes '01', '1' differ in zeros only; if they are one, rename them" in fedstill.load_data(place).remarks
+    )
+
+
+def test_a_separator_behind_the_last_cell_makes_no_column() -> None:
+    place = written(lines("age,crp,label,", lambda i: f"{i % 7},{i % 5}.5,{i % 2},"))
+    assert fedstill.load_data(place).features == ("age", "crp")
+    with pytest.raises(InputError, match="has a column without a name, number 3"):
+        fedstill.load_data(written(lines("age,label,", lambda i: f"{i % 7},{i % 2},{i}"), "u.csv"))
 
 
 def test_an_id_of_twenty_digits_is_no_feature() -> None:
@@ -249,6 +319,18 @@ def test_a_draft_fits_the_file_it_was_drafted_from(
     assert len(data.class_names) == len(values) and "code=010" in data.features
 
 
+def test_a_draft_leaves_out_what_may_be_thousands(capsys: pytest.CaptureFixture[str]) -> None:
+    thousands = written(lines("v;w;label", lambda i: f"{f'{1100 + 7 * i:,}'.replace(',', '.')};{i % 9};{i % 2}"))
+    assert "# left out: 'v' (it has '1.100', which may be 1100 or 1.1000" in drafted(
+        thousands, capsys, "--target", "label"
+    )
+    decimal = written(lines("v,label", lambda i: f"{1.919 + i / 3:.3f},{i % 2}"), "d.csv")  # commas separate there
+    drafted(decimal, capsys, "--target", "label")
+    assert given(decimal, reading_of({"schema_file": "s.toml"}))[0].features == ("v",)
+    mixed = written(lines("v,label", lambda i: f"{i % 7},{('1.0', '0', '1')[i % 3]}"), "m.csv")
+    assert 'classes = ["0", "1"]' in drafted(mixed, capsys, "--target", "label")
+
+
 def test_truth_of_frames_and_of_texts_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     rows = pd.DataFrame({"age": np.arange(N) % 90, "y": np.arange(N) % 3 == 0})
     rows.to_csv("t.csv", index=False)
@@ -287,6 +369,11 @@ def test_a_class_of_one_record_or_patient_is_not_held_out() -> None:
         assert not {*data.columns["patient"]} & {*data.test_columns["patient"]}
 
 
+def test_one_record_of_each_class_is_too_few() -> None:
+    with pytest.raises(ValueError, match="no record can be held out as a test record"):
+        given((np.eye(5), np.arange(5)))
+
+
 # Arrays and frames ---------------------------------------------------------------------------------------------------
 
 
@@ -316,6 +403,21 @@ def test_pictures_of_a_data_set_have_their_colours() -> None:
     data = given(Palettes())[0]
     both = torch.cat([data.train.images, data.test.images])
     assert both.shape == (40, 3, 8, 8) and sorted(both[:, 0, 0, 0].tolist()) == list(range(216, 256))
+
+
+def test_a_list_of_pictures_is_read_as_a_data_set_of_them() -> None:
+    images, labels = zip(*(Palettes()[i] for i in range(40)), strict=True)
+    assert torch.equal(fedstill.from_torch((list(images), labels)).train.images, given(Palettes())[0].train.images)
+
+
+def test_a_data_set_of_hugging_face_is_a_client_and_has_predictions(trained: fedstill.Trained) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_pandas(frame())
+    assert given([frame(), rows])[1] == given([rows, frame()])[1] == 2
+    assert (trained.predict(rows) == trained.predict(frame())).all()
+    x = np.stack([AGE, CRP], 1)
+    with pytest.raises(ValueError, match="client 1's records have not|have the column"):
+        given([frame(), (x, np.arange(N) % 2)])
 
 
 @pytest.mark.parametrize(
@@ -399,6 +501,29 @@ def test_a_lazy_frame_is_collected(trained: fedstill.Trained) -> None:
     assert (trained.predict(pl.from_pandas(table).lazy()) == trained.predict(table)).all()
 
 
+def test_columns_that_a_model_does_not_take_are_not_looked_at(trained: fedstill.Trained) -> None:
+    expected = trained.predict(frame())
+    assert (trained.predict(frame(note=[1, "a"] * (N // 2))) == expected).all()
+    assert (trained.predict(frame().set_axis([1, "a"] * (N // 2)).rename_axis("k")) == expected).all()
+    with pytest.raises(InputError, match="the table lacks the column 'age'"):
+        trained.predict(frame().set_index("age"))
+
+
+def test_the_program_reads_files_as_the_run_does(tmp_path: Path) -> None:
+    """A row alone has a decimal point; a file with semicolons whose points may separate thousands is refused."""
+    Path("s.toml").write_text(f"{HEAD}[columns.crp]\nkind = 'number'\nrange = [0, 400]\n")
+    content = lines("crp,label", lambda i: f"{3 + i % 300}.085,{i % 2}")
+    run = fedstill.run("fedavg", data=written(content), schema_file="s.toml", out="run", **TASK)
+    model = run.load_model()
+    schema = model.schema.model_dump(mode="json")
+    one = {"crp": "3.085"}
+    assert len(model.predict(pd.DataFrame([one]))) == 1 and rows.codes([one], schema)[0, 0] == 3.085
+    for text in ("sep=;\ncrp;label\n3.5;0\n", 'crp,"a;b;c;d",label\n3.5,1,0\n'):
+        assert rows.codes(rows.records_of(written(text, "new.csv")), schema)[0, 0] == 3.5
+    with pytest.raises(ValueError, match="'1.085', which may be 1085 or 1.0850"):
+        rows.codes(rows.records_of(written("crp;label\n1.085;0\n980;1\n", "new.csv")), schema)
+
+
 def test_a_model_with_a_schema_takes_no_raw_numbers() -> None:
     Path("s.toml").write_text(SCHEMA)
     model = fedstill.run("fedavg", data=frame(patient=PATIENTS), schema_file="s.toml", out="run", **TASK).load_model()
@@ -479,6 +604,9 @@ def test_empty_tags_of_dicom_are_none(tmp_path: Path) -> None:
     plain = fedstill.load_data("./own").train.images
     scan(3, WindowCenter="", WindowWidth="", RescaleSlope="", RescaleIntercept="")
     assert torch.equal(fedstill.load_data("./own").train.images, plain)
+    scan(3, RescaleSlope="", RescaleIntercept="1")
+    with pytest.raises(InputError, match="its RescaleSlope is empty"):
+        fedstill.load_data("./own")
     scan(3, PatientID="")
     with pytest.raises(InputError, match="the column 'patient' of 'own' has 1 gaps"):
         fedstill.load_data("./own")

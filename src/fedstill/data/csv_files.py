@@ -9,10 +9,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedstill.base.lookup import nfc
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    Marked = tuple[str, pa.ChunkedArray]
 
 _BLOCK = 16 << 20
 """Bytes that are read at a time, of which no row may have more."""
@@ -24,6 +28,8 @@ THOUSANDS = r"[+-]?[1-9]\d{0,2}[.,]\d{3}"
 """Numbers whose sign may separate thousands, or be decimal."""
 _CODE, _LONG = r"^\s*0[\dxX]", r"^\s*\d{19,}\s*$"
 """What Arrow takes for a number, though it loses zeros, a base or digits."""
+UNCLEAR = b"fedstill points may separate thousands"
+"""Key in the metadata of a table of texts whose numbers with a point all look like thousands."""
 
 
 def read_csv(path: Path, *, as_text: bool, fewest: int = 2) -> "pa.Table":
@@ -65,15 +71,44 @@ def read_csv(path: Path, *, as_text: bool, fewest: int = 2) -> "pa.Table":
         ) from error
     names, content = _names(header, path), _native(text.encode())
     all_texts = dict.fromkeys(header, pa.string())
-    if as_text:
-        return _parsed(content, path, separator, column_types=all_texts, null_values=[""]).rename_columns(names)
-    sign = "."
-    if separator == ";":
-        sign = _decimal_sign(_parsed(content, path, separator, column_types=all_texts), path)
+    sign, texts = ".", None
+    if as_text or separator == ";":
+        gaps = [""] if as_text else list(_GAPS)
+        texts = _parsed(content, path, separator, column_types=all_texts, null_values=gaps)
+    if as_text and texts is not None:
+        found = _named(texts, names, path)
+        is_unclear = separator == ";" and _signs(texts)[2]
+        return found.replace_schema_metadata({UNCLEAR: b"yes"}) if is_unclear else found
+    if texts is not None:
+        sign = _decimal_sign(texts, path)
     table = _parsed(content, path, separator, decimal_point=sign)
-    if re.search(rf'(?:^|[\n\s"{separator}])0[\dxX]|\d{{19}}', text):
-        table = _with_codes(table, _parsed(content, path, separator, column_types=all_texts))
+    if _may_have_codes(content, separator, table):
+        table = _with_codes(table, texts or _parsed(content, path, separator, column_types=all_texts))
+    return _named(table, names, path)
+
+
+def _named(table: "pa.Table", names: list[str], path: Path) -> "pa.Table":
+    """The table with ``names``, without the last column if a separator at the end of each line makes it."""
+    if names[-1] == "" and len(names) > 1:
+        if table[-1].null_count < table.num_rows:
+            raise ValueError(f"{str(path)!r} has a column without a name, number {len(names)}; name or drop it")
+        table, names = table.select(range(len(names) - 1)), names[:-1]
     return table.rename_columns(names)
+
+
+def _may_have_codes(content: "pa.Buffer", separator: str, table: "pa.Table") -> bool:
+    """Whether a cell begins with a zero before another digit, or is too long for a number; fast, for most have none."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    letters = np.frombuffer(content, np.uint8)
+    ahead, behind = np.zeros(256, bool), np.zeros(256, bool)
+    ahead[list(f'{separator}\n" '.encode())] = behind[list(b"0123456789xX")] = True
+    zeros = np.flatnonzero(letters[1:-1] == ord("0"))
+    if bool((ahead[letters[zeros]] & behind[letters[zeros + 2]]).any()):
+        return True
+    floats = [column for column in table.columns if pa.types.is_floating(column.type)]
+    return any((most := pc.max(pc.abs(column)).as_py()) is not None and most >= 2.0**59 for column in floats)
 
 
 def _parsed(content: "pa.Buffer", path: Path, separator: str, **options: Any) -> "pa.Table":
@@ -97,12 +132,8 @@ def _parsed(content: "pa.Buffer", path: Path, separator: str, **options: Any) ->
         ) from error
 
 
-def _decimal_sign(texts: "pa.Table", path: Path) -> str:
-    """The decimal sign of a file with semicolons, in which either may separate thousands.
-
-    Raises:
-        ValueError: columns differ in it, or all numbers with a sign look like thousands.
-    """
+def _signs(texts: "pa.Table") -> "tuple[list[Marked], list[Marked], bool]":
+    """The columns of numbers with commas, those with points, and whether all such numbers look like thousands."""
     import pyarrow.compute as pc
 
     found: dict[str, list[tuple[str, pa.ChunkedArray]]] = {",": [], ".": []}
@@ -114,15 +145,26 @@ def _decimal_sign(texts: "pa.Table", path: Path) -> str:
         for sign, cells in signed.items():
             if len(cells) and not all(map(len, signed.values())):  # of both, it stays a text, which is refused
                 found[sign].append((name, cells))
-    commas, points = found[","], found["."]
+    marked = [cells for some in found.values() for _, cells in some]
+    thousands = all(pc.all(pc.match_substring_regex(cells, f"^{THOUSANDS}$")).as_py() for cells in marked)
+    return found[","], found["."], bool(marked) and thousands
+
+
+def _decimal_sign(texts: "pa.Table", path: Path) -> str:
+    """The decimal sign of a file with semicolons, in which either may separate thousands.
+
+    Raises:
+        ValueError: columns differ in it, or all numbers with a sign look like thousands.
+    """
+    commas, points, is_unclear = _signs(texts)
     if commas and points:
         raise ValueError(
             f"{str(path)!r} has commas in the column {commas[0][0]!r}, as in {commas[0][1][0].as_py()!r}, and points "
             f"in {points[0][0]!r}, as in {points[0][1][0].as_py()!r}; write all numbers with one decimal sign"
         )
-    marked = commas or points
-    if marked and all(pc.all(pc.match_substring_regex(cells, f"^{THOUSANDS}$")).as_py() for _, cells in marked):
-        name, first = marked[0][0], marked[0][1][0].as_py()
+    if is_unclear:
+        name, cells = (commas or points)[0]
+        first = cells[0].as_py()
         whole, decimal = (re.sub("[.,]", other, first) for other in ("", "."))
         raise ValueError(
             f"{str(path)!r} has {first!r} in the column {name!r}, which may be {whole} or {decimal}; write numbers "
@@ -183,6 +225,6 @@ def _names(header: Sequence[str], path: Path) -> list[str]:
     names = [nfc(name.strip()) for name in header]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(f"{str(path)!r} has two columns {twice!r}; rename or drop one")
-    if "" in names and names.index("") > 0:
+    if "" in names[:-1] and names.index("") > 0:
         raise ValueError(f"{str(path)!r} has a column without a name, number {names.index('') + 1}; name or drop it")
-    return ["Unnamed: 0" if name == "" else name for name in names]
+    return ["Unnamed: 0" if at == 0 and name == "" else name for at, name in enumerate(names)]

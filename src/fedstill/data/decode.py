@@ -15,7 +15,7 @@ from fedstill.base.lookup import nfc
 from fedstill.data import pictures, vectors
 from fedstill.data.names import UNIT
 from fedstill.data.pictures import Fit
-from fedstill.data.table_schema import TableSchema
+from fedstill.data.table_schema import GAPS, TableSchema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -141,6 +141,9 @@ def from_table(
         if name not in (image_column, label_column)
         and (pa.types.is_integer(table[name].type) or vectors.is_text(table[name].type))
     }
+    for name in table.column_names:  # of persons, whole floats are numbers beside gaps, and some words are gaps
+        if UNIT.fullmatch(name) and name not in (image_column, label_column):
+            others |= _of_unit(name, table[name])
     gaps = {name: column.null_count for name, column in others.items() if column.null_count}
     columns = {name: composed(np.asarray(c.to_pylist())) for name, c in others.items() if name not in gaps}
     if gaps:
@@ -148,6 +151,22 @@ def from_table(
         remarks = (*remarks, f"no columns to group or partition by, as they have gaps: {listed}")
     split = Split(records, labels, class_names, columns, is_text, remarks=remarks, targets=targets, gaps=gaps)
     return split if table_of is None else replace(split, features=table_of.names, rounding=table_of.rounding)
+
+
+def _of_unit(name: str, column: "pa.ChunkedArray") -> "dict[str, pa.ChunkedArray]":
+    """The column of whose a record is, with whole numbers as integers and words for gaps as gaps; or nothing."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_floating(column.type):
+        whole = pc.if_else(pc.is_finite(column), column, None)
+        if not pc.all(pc.equal(whole, pc.floor(whole))).as_py():
+            return {}
+        return {name: whole.cast(pa.int64(), safe=False)}
+    if not vectors.is_text(column.type):
+        return {}
+    known = pc.is_in(pc.utf8_lower(pc.utf8_trim_whitespace(column)), pa.array(sorted({*GAPS, "unknown"})))
+    return {name: pc.if_else(known, None, column)}
 
 
 def composed(values: np.ndarray) -> np.ndarray:

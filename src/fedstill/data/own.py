@@ -55,7 +55,7 @@ def from_torch(
             fit the labels.
     """
     named = tuple(nfc(str(name)) for name in class_names)
-    own = {key: composed(np.asarray(values)) for key, values in (columns or {}).items()}
+    own = {key: _whole(key, values, name) for key, values in (columns or {}).items()}
     first = _split(train, f"the train split of {name!r}", named, own)
     second = None if test is None else _split(test, f"the test split of {name!r}", named, {})
     if second is not None:
@@ -68,6 +68,14 @@ def from_torch(
             )
     entry = complete(first, second, name)
     return sources.data_set(entry, cache.fingerprint(entry), name)
+
+
+def _whole(key: str, values: Any, name: str) -> np.ndarray:
+    """The values of a column, without gaps."""
+    found = array_of(values, f"the values of {key!r} of {name!r}")
+    if found.dtype == object or found.dtype.kind == "f" and not np.isfinite(found).all():
+        raise ValueError(f"column {key!r} of {name!r} has gaps, or values of several types; give each record one text")
+    return composed(found)
 
 
 def _split(pairs: Pairs, where: str, class_names: tuple[str, ...], columns: dict[str, np.ndarray]) -> Split:
@@ -155,6 +163,8 @@ def array_of(values: Any, where: str) -> NDArray[Any]:
         return numbers
     if type(values).__module__.startswith("PIL."):
         return pictures.exact(values, where).transpose(2, 0, 1)
+    if isinstance(values, list | tuple) and values and type(values[0]).__module__.startswith("PIL."):
+        values = [array_of(one, f"item {i} of {where}") for i, one in enumerate(values)]
     try:
         found: NDArray[Any] = np.asarray(values)
     except ValueError as error:  # of NumPy, about lists of several lengths
@@ -261,7 +271,8 @@ def _is_pair(data: Sequence[Any]) -> bool:
     """Whether a sequence of two is records and their labels, not two clients' data sets."""
     if len(data) == 2 and _is_frame(data[0]) and isinstance(data[1], str):
         return data[1] in table(data[0], "the data").column_names  # else the path of another client's data
-    if len(data) == 2 and _is_frame(data[0]) and not isinstance(data[1], Path | Dataset):
+    others = (tuple, Path, Dataset, Mapping)
+    if len(data) == 2 and _is_frame(data[0]) and not (isinstance(data[1], others) or hasattr(data[1], "features")):
         return np.ndim(_column(data[1])) == 1  # a frame of features and a column of classes
     if len(data) != 2 or any(_is_frame(part) or isinstance(part, Dataset | str | Path) for part in data):
         return False
@@ -337,18 +348,26 @@ def _read_pair(given: "pa.Table", labels: Any, where: str, reading: Reading) -> 
     return read_frame(given.append_column(name, column), where, schema or name)
 
 
-def table(frame: Any, where: str) -> "pa.Table":
+def table(frame: Any, where: str, columns: Sequence[str] | None = None) -> "pa.Table":
     """A pandas, polars or Arrow frame as an Arrow table; an index is in it if it has a name.
+
+    ``columns`` names those to take, if they are there, without an index.
 
     Raises:
         ValueError: a column has values of several types, or numbers of more than 64 bits; without a value.
     """
     import pyarrow as pa
 
-    if isinstance(frame, pa.Table):
-        return frame
     if isinstance(frame, pa.RecordBatch):
-        return pa.Table.from_batches([frame])
+        frame = pa.Table.from_batches([frame])
+    if isinstance(frame, pa.Table):
+        return frame if columns is None else frame.select([c for c in frame.column_names if c in columns])
+    if columns is not None:
+        frame = (
+            frame[[c for c in frame.columns if c in columns]]
+            if hasattr(frame, "loc")
+            else frame.select([c for c in frame.columns if c in columns])
+        )
     try:
         if hasattr(frame, "to_arrow"):  # polars, whose column of objects has their addresses as bytes
             found: pa.Table = frame.to_arrow()
@@ -361,7 +380,8 @@ def table(frame: Any, where: str) -> "pa.Table":
             raise ValueError(f"{where} have two columns {frame.columns[frame.columns.duplicated()][0]!r}; drop one")
         if any(isinstance(kind, pd.SparseDtype) for kind in frame.dtypes):
             frame = frame.apply(lambda one: one.sparse.to_dense() if isinstance(one.dtype, pd.SparseDtype) else one)
-        return pa.Table.from_pandas(frame, preserve_index=None if any(frame.index.names) else False)
+        is_named = columns is None and any(frame.index.names)
+        return pa.Table.from_pandas(frame, preserve_index=None if is_named else False)
     except (pa.ArrowException, OverflowError) as error:
         raise ValueError(f"{where} have {_mixed(frame)}; give each column one type, and numbers of 64 bits") from error
 
@@ -375,7 +395,7 @@ def _mixed(frame: Any) -> str:
             pa.array(frame[name], from_pandas=True)
         except (pa.ArrowException, OverflowError):
             return f"a column {str(name)!r} of several types, or of numbers of more than 64 bits"
-    return "a column that no table can have"
+    return "an index of several types"
 
 
 def _named(parts: Sequence[Split]) -> tuple[tuple[str, ...], list[Split]]:

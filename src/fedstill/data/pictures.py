@@ -227,8 +227,11 @@ def dicom(file: Path, name: str) -> "Image":
         data = dcmread(file)
         frames = int(data.get("NumberOfFrames", 1) or 1)
         kind = str(data.get("PhotometricInterpretation", ""))
-        if all(name in data and data[name].is_empty for name in ("RescaleSlope", "RescaleIntercept")):
-            del data.RescaleSlope, data.RescaleIntercept
+        empty = [name for name in ("RescaleSlope", "RescaleIntercept") if name in data and data[name].is_empty]
+        if len(empty) == 1:
+            raise ValueError(f"its {empty[0]} is empty")
+        for name in empty:
+            del data[name]
         shares = _windowed(data, np.asarray(apply_modality_lut(data.pixel_array, data)))
     except Exception as error:  # pydicom and its decoders raise many kinds of errors
         raise ValueError(f"{name} cannot be read ({error}); export it as PNG or drop the record") from error

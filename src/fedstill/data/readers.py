@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedstill.base.errors import first_line
 from fedstill.base.lookup import nfc
 from fedstill.data import image_folder, vectors, walk
-from fedstill.data.csv_files import read_csv
+from fedstill.data.csv_files import UNCLEAR, read_csv
 from fedstill.data.decode import (
     Split,
     class_names_of,
@@ -120,18 +120,30 @@ def unified(root: Path, files: Sequence[tuple[Path, str]], label: Stated = None)
         _check_names(root, file, table, stated)
         tables.append(table.select(tables[0].column_names) if tables else table)
     try:
-        return pa.concat_tables(_with_shared_codes(tables), promote_options="permissive")
+        found = pa.concat_tables(_with_shared_codes(tables), promote_options="permissive")
+        return found.replace_schema_metadata(_metadata(tables))
     except pa.ArrowException as error:
         raise _other_type(root, files, tables) from error
 
 
-def _with_shared_codes(tables: Sequence["pa.Table"]) -> list["pa.Table"]:
+def _metadata(tables: Sequence["pa.Table"]) -> dict[bytes, bytes]:
+    """Those of the first table, with the index of pandas of the first that has one, and what any says of its points."""
+    found = dict(tables[0].schema.metadata or {})
+    for table in tables:
+        own = table.schema.metadata or {}
+        found |= {UNCLEAR: own[UNCLEAR]} if UNCLEAR in own else {}
+        if b"pandas" in own and len(without_index(table, ())[0].column_names) < table.num_columns:
+            return found | {b"pandas": own[b"pandas"]}
+    return found
+
+
+def _with_shared_codes(tables: Sequence["pa.Table"], names: Collection[str] = ()) -> list["pa.Table"]:
     """The tables with texts in place of integers in columns where another file has codes, as ``010``."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     found = list(tables)
-    for name in tables[0].column_names:
+    for name in names or tables[0].column_names:
         texts = [table[name] for table in tables if vectors.is_text(table.schema.field(name).type)]
         if not 0 < len(texts) < len(tables):
             continue
@@ -338,8 +350,13 @@ def _read_tables(
     folder = place.root if isinstance(place, walk.Walk) else place
     columns: list[str] = []
 
+    given = {split: composed_names(table(split)) for split in (train, test) if split and _are_csv(place)}
+    if len(given) == 2:  # a CSV file has no types
+        shared = {*given[train].column_names} & {*given[str(test)].column_names}
+        given = dict(zip(given, _with_shared_codes(list(given.values()), shared), strict=True))
+
     def read(split: str) -> Split:
-        rows = composed_names(table(split))
+        rows = given[split] if split in given else composed_names(table(split))
         rows = rows.select(
             [*(c for c in columns if c in rows.column_names), *(c for c in rows.column_names if c not in columns)]
         )
@@ -364,6 +381,11 @@ def _read_tables(
     first = read(train)
     first = replace(first, remarks=(*first.remarks, *remarks))
     return (first, None) if not test else with_all_names(first, read(test), where)
+
+
+def _are_csv(place: walk.Walk | Path | None) -> bool:
+    """Whether the source is a folder of CSV files."""
+    return isinstance(place, walk.Walk) and any(file.suffix.lower() in walk.CSV for file in place.tables)
 
 
 _SPLIT_COLUMNS = ("split", "set", "subset", "partition", "fold", "phase")

@@ -4,8 +4,10 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedstill.data.table_schema import FALSE, TRUE, Unclear, numbers_of, texts_of
+from fedstill.data.csv_files import UNCLEAR
+from fedstill.data.table_schema import FALSE, TRUE, Unclear, number_of, numbers_of, refuse_thousands, texts_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,6 +46,7 @@ def draft(table: "pa.Table", target: str | None, name: str) -> str:
 
     frame = table.to_pandas(ignore_metadata=True)
     texts = {column: texts_of(frame[column], _nones(frame[column])) for column in frame}
+    is_unclear = UNCLEAR in (table.schema.metadata or {})
     if target is None:
         target = next((c for c in frame if c.casefold() in ("label", "labels", "target", "class", "outcome")), None)
         target = target or next((c for c in reversed(list(frame)) if texts[c].nunique() == 2), None)
@@ -56,11 +59,16 @@ def draft(table: "pa.Table", target: str | None, name: str) -> str:
         role = "group" if column.casefold() in _PERSONS else "site" if column.casefold() in _SITES else None
         if role is not None and role not in roles:
             roles[role] = column
-        elif isinstance(found := _drafted(frame[column], texts[column]), dict):
+        elif isinstance(found := _drafted(frame[column], texts[column], is_unclear=is_unclear), dict):
             columns[column] = found
         else:
             left[column] = found
-    content = {"target": target, **_drafted_target(frame[target], texts[target]), **roles, "columns": columns}
+    content = {
+        "target": target,
+        **_drafted_target(frame[target], texts[target], is_unclear=is_unclear),
+        **roles,
+        "columns": columns,
+    }
     lines = _ITEM.sub(lambda at: "[" if at[0][0] == "[" else ", ", tomli_w.dumps(content)).replace(",\n]", "]")
     ignored = "".join(f"# left out: {column!r} ({why})\n" for column, why in left.items())
     return _HEADER.format(rows=len(frame), name=name) + ignored + lines
@@ -71,22 +79,30 @@ def _nones(values: "pd.Series[Any]") -> list[str]:
     return [text for text in set(values.dropna().astype(str).str.strip()) if text.lower() == "none"]
 
 
-def _drafted_target(values: "pd.Series[Any]", texts: "pd.Series[Any]") -> dict[str, Any]:
+def _numbers(values: "pd.Series[Any]", texts: "pd.Series[Any]", where: str, *, is_unclear: bool) -> NDArray[np.float64]:
+    """The numbers of a column; an error if it has others, or points that may separate thousands."""
+    if is_unclear:
+        refuse_thousands(texts, where, (-np.inf, np.inf), ".")
+    return numbers_of(values, where)
+
+
+def _drafted_target(values: "pd.Series[Any]", texts: "pd.Series[Any]", *, is_unclear: bool) -> dict[str, Any]:
     """The classes of a target, or the range of one that has more numbers than classes have."""
     classes = sorted(texts.dropna().unique().tolist())
     if len(classes) > _MOST_CLASSES and not texts.str.fullmatch(_CODE).any():
         try:
-            numbers = numbers_of(values, f"the target {values.name!r}")
+            numbers = _numbers(values, texts, f"the target {values.name!r}", is_unclear=is_unclear)
         except Unclear:
             raise
         except ValueError:
             pass
         else:
             return {"range": [_outer(np.nanmin(numbers), -1), _outer(np.nanmax(numbers), 1)]}
-    return {"classes": classes}
+    alike = {number_of(text): text for text in reversed(classes)}  # 1 and 1.0 are one class
+    return {"classes": [text for text in classes if number_of(text) is None or alike[number_of(text)] == text]}
 
 
-def _drafted(values: "pd.Series[Any]", texts: "pd.Series[Any]") -> dict[str, Any] | str:
+def _drafted(values: "pd.Series[Any]", texts: "pd.Series[Any]", *, is_unclear: bool) -> dict[str, Any] | str:
     """The settings of a column, or the reason to leave it out."""
     present = texts.dropna()
     gaps = len(present) < len(texts)
@@ -100,7 +116,7 @@ def _drafted(values: "pd.Series[Any]", texts: "pd.Series[Any]") -> dict[str, Any
         days = sorted(text[:10] for text in distinct)
         return {"kind": "date", "range": [days[0], days[-1]]} | ({"missing": days[len(days) // 2]} if gaps else {})
     try:
-        numbers = np.empty(0) if is_code else numbers_of(values, "it")
+        numbers = np.empty(0) if is_code else _numbers(values, texts, "it", is_unclear=is_unclear)
     except Unclear as error:
         return str(error)
     except ValueError:

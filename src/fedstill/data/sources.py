@@ -110,16 +110,18 @@ def _group(train: Split, name: str, known: Known | None, reading: Reading) -> st
         return str(group)
     if known is not None:
         return ""
+    units = (column for column in columns if UNIT.fullmatch(column) and column != group)
+    if found := next((unit for unit in units if 2 <= len(np.unique(columns[unit])) < len(train.labels)), ""):
+        return found
     if gapped := next((column for column in train.gaps if UNIT.fullmatch(column)), None):
         raise _with_gaps(gapped, train.gaps[gapped], name)
-    units = (column for column in columns if UNIT.fullmatch(column) and column != group)
-    return next((unit for unit in units if 2 <= len(np.unique(columns[unit])) < len(train.labels)), "")
+    return ""
 
 
 def _with_gaps(column: str, gaps: int, name: str) -> ValueError:
     return ValueError(
         f"the column {column!r} of {name!r} has {gaps:,} gaps, and nobody knows whose those records are; give each a "
-        "value of its own, drop them, or say with --group none that no records belong together"
+        "value of its own, drop them, name another column with --group, or say --group none if none belong together"
     )
 
 
@@ -135,6 +137,11 @@ def _hold_out(split: Split, group: str) -> tuple[Split, Split]:
     if lost.any():
         back = lost if groups is None else np.isin(groups, groups[lost])
         train, test = np.union1d(train, indices[back]), test[~back[test]]
+        if not len(test):
+            raise ValueError(
+                "no record can be held out as a test record, since each class would lose its last one; give a test "
+                "split, or more records"
+            )
     return split.take(train), split.take(test)
 
 
@@ -158,6 +165,10 @@ def _remarks(train: Split, test: Split, class_names: Sequence[str], group: str, 
     if copies:
         what = "in all values" if train.images.ndim == 2 else "to the pixel"
         found.append(f"{copies:,} of {len(test.labels):,} test records equal a train record {what}: {counts} them too")
+    numbers = [name for name in class_names if name.isascii() and name.isdigit()]
+    zeros = [[name for name in numbers if int(name) == n] for n in {int(name) for name in numbers}]
+    for alike in (sorted(some) for some in zeros if len(some) > 1):
+        found.append(f"the classes {', '.join(map(repr, alike))} differ in zeros only; if they are one, rename them")
     for alike in twin_names(class_names):
         names = ", ".join(map(repr, alike))
         found.append(f"the classes {names} differ in capitals or blanks only; if they are one, rename them")

@@ -35,13 +35,13 @@ from typing_extensions import override
 from fedstill.base.errors import InputError
 from fedstill.base.lookup import nfc, suggestion
 from fedstill.base.settings import Settings, read_toml, sentence
-from fedstill.data.csv_files import THOUSANDS
+from fedstill.data.csv_files import THOUSANDS, UNCLEAR
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-_GAPS = {"", "na", "n/a", "nan", "null", "none", "?", ".", "-", "<na>", "nat"}
+GAPS = {"", "na", "n/a", "nan", "null", "none", "?", ".", "-", "<na>", "nat"}
 """Texts that stand for a gap, in small letters."""
 TRUE, FALSE = {"true", "t", "yes", "y", "1", "1.0"}, {"false", "f", "no", "n", "0", "0.0"}
 _ANY = (-np.inf, np.inf)
@@ -255,8 +255,8 @@ class TableSchema(Settings):
     def vectors(self, table: "pa.Table", where: str) -> NDArray[np.float32]:
         """The vectors ``(n, d)`` of rows that need no target, group or site; arguments and errors as of `encode`."""
         _check_present([*self.columns], table, where)
-        frame = table.select([*self.columns]).to_pandas(ignore_metadata=True)
-        frame = _with_points(frame, {name: self.columns[name].bounds for name in self._numeric}, where)
+        bounds = {name: self.columns[name].bounds for name in self._numeric}
+        frame = _with_points(table.select([*self.columns]), bounds, where)
         columns = self._encoded(frame, where, [])
         return np.stack([columns[name].astype(np.float32) for name in self.features], 1)
 
@@ -284,8 +284,7 @@ class TableSchema(Settings):
         _check_present(needed, table, where)
         bounds = {name: self.columns[name].bounds for name in self._numeric}
         bounds |= {} if self.range is None else {self.target: self.range}
-        frame = table.select(list(dict.fromkeys(needed))).to_pandas(ignore_metadata=True)
-        frame = _with_points(frame, bounds, where)
+        frame = _with_points(table.select(list(dict.fromkeys(needed))), bounds, where)
         remarks: list[str] = []
         found: dict[str, Any] = self._encoded(frame, where, remarks)
         target = f"column {self.target!r} of {where}"
@@ -326,18 +325,20 @@ def texts_of(values: "pd.Series[Any]", words: Collection[str] = ()) -> "pd.Serie
         texts = texts.str.removesuffix(".0")
     if numbers := _by_number(words):
         known = {*words}
-        texts = texts.map(lambda text: text if text in known else numbers.get(_number(text), text), na_action="ignore")
+        texts = texts.map(
+            lambda text: text if text in known else numbers.get(number_of(text), text), na_action="ignore"
+        )
     texts = texts.astype("string")  # which a column of gaps alone would not be
-    return texts.mask(texts.str.lower().isin(_GAPS) & ~texts.isin([*words]))
+    return texts.mask(texts.str.lower().isin(GAPS) & ~texts.isin([*words]))
 
 
 def _by_number(words: Collection[str]) -> dict[float | None, str]:
     """The words that are numbers, by these: 1 and 1.0 are one value, whichever a file, a frame or a schema has."""
-    numbers = [_number(word) for word in words]
+    numbers = [number_of(word) for word in words]
     return {n: word for n, word in zip(numbers, words, strict=True) if n is not None and numbers.count(n) == 1}
 
 
-def _number(text: str) -> float | None:
+def number_of(text: str) -> float | None:
     """The number of a text without leading zeros, which codes have."""
     return float(text) if re.fullmatch(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?", text) else None
 
@@ -466,7 +467,7 @@ def numbers_of(values: "pd.Series[Any]", where: str, bounds: tuple[float, float]
             raise ValueError(
                 f"{where} has commas and points, as in {both!r}; write numbers with one decimal sign alone"
             )
-        _refuse_thousands(texts, where, bounds, ",")
+        refuse_thousands(texts, where, bounds, ",")
         texts = texts.str.replace(",", ".", regex=False)
     found = pd.to_numeric(texts, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     wrong = ~np.isfinite(found) & ~texts.isna().to_numpy()
@@ -479,7 +480,12 @@ class Unclear(InputError):
     """A number that may be one of two."""
 
 
-def _refuse_thousands(texts: "pd.Series[Any]", where: str, bounds: tuple[float, float], sign: str) -> None:
+def refuse_thousands(texts: "pd.Series[Any]", where: str, bounds: tuple[float, float], sign: str) -> None:
+    """Refuse texts whose ``sign`` may separate thousands in all of them, if some such number is near ``bounds``.
+
+    Raises:
+        Unclear: it may.
+    """
     marked = texts[texts.str.contains(sign, regex=False, na=False)]
     if not marked.str.fullmatch(THOUSANDS).all():  # 1,5 or 0,125 has a decimal comma
         return
@@ -489,23 +495,23 @@ def _refuse_thousands(texts: "pd.Series[Any]", where: str, bounds: tuple[float, 
         raise Unclear(f"{where} has {meant.iloc[0]!r}, which may be {whole} or {decimal}0; write it as one of these")
 
 
-def _with_points(frame: "pd.DataFrame", bounds: Mapping[str, tuple[float, float]], where: str) -> "pd.DataFrame":
+def _with_points(table: "pa.Table", bounds: Mapping[str, tuple[float, float]], where: str) -> "pd.DataFrame":
     """The table with decimal points in its columns of numbers, if a comma in one of them is surely decimal.
 
     ``bounds`` are those of each column of numbers.
 
     Raises:
-        ValueError: other columns have points, so that one of the two separates thousands; or all points may do so.
+        ValueError: other columns have points, so that one of the two separates thousands; or all points of a file with
+            semicolons may do so.
     """
     import pandas as pd
 
+    frame = table.to_pandas(ignore_metadata=True)
     given = {name: frame[name] for name in bounds if pd.api.types.infer_dtype(frame[name]) == "string"}
     texts = {name: texts_of(some) for name, some in given.items()}
     if not any(some.str.contains(",", regex=False, na=False).any() for some in texts.values()):
-        pointed = {n: some[some.str.contains(".", regex=False, na=False)] for n, some in texts.items()}
-        if all(some.str.fullmatch(THOUSANDS).all() for some in pointed.values()):  # 1.5 is surely decimal
-            for name, some in texts.items():
-                _refuse_thousands(some, f"column {name!r} of {where}", bounds[name], ".")
+        for name, some in texts.items() if UNCLEAR in (table.schema.metadata or {}) else ():
+            refuse_thousands(some, f"column {name!r} of {where}", bounds[name], ".")
         return frame
     found = {
         sign: [name for name, some in texts.items() if some.str.fullmatch(rf"[^.,]*[{sign}][^.,]*").any()]

@@ -136,8 +136,11 @@ class Trained(nn.Module):
         """What `forward` returns of records of any kind, without gradients."""
         if hasattr(records, "collect"):  # a lazy frame of polars
             records = records.collect()
+        if hasattr(records, "with_format"):  # a data set of Hugging Face
+            records = records.with_format("arrow")[:]
         if hasattr(records, "columns") and (self.schema is not None or self.columns):
-            records = self._rows(plain_types(own.table(records, "the table")))
+            needed = self.columns if self.schema is None else tuple(self.schema.columns)
+            records = self._rows(plain_types(own.table(records, "the table", needed)))
         if not isinstance(records, Tensor | list | tuple | str):
             found = own.array_of(records, "the records")
             if found.dtype.kind not in "biufUO" or not found.ndim:

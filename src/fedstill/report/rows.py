@@ -18,6 +18,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +105,38 @@ def records_of(table: Any) -> list[Mapping[str, Any]]:
     return list(table.to_dict("records") if hasattr(table, "to_dict") else table)
 
 
+class Pointed(str):
+    """A cell of a file with semicolons whose numbers with a point all may have it between thousands."""
+
+    __slots__ = ()
+
+
+def _separator(text: str) -> str:
+    """The sign that parts each of the first rows into as many cells as the header; the most cells, if several do."""
+    some, widths = text[:65536], {}
+    for sign in "\t|;,":
+        rows = [len(row) for row in islice(csv.reader(io.StringIO(some, newline=""), delimiter=sign), 20) if row]
+        widths[sign] = rows[:-1] if len(some) < len(text) and len(rows) > 1 else rows
+    return max(widths, key=lambda sign: (len({*widths[sign]}) == 1 and widths[sign][0] > 1, *widths[sign][:1]))
+
+
+def _are_unclear(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether all numbers with a sign, in columns of numbers alone, look like thousands, and some has a point."""
+    marked: list[str] = []
+    for column in zip(*rows, strict=True):
+        cells = [text for cell in column if (text := _text(cell)) and not is_gap(text)]
+        signed = [text for text in cells if "." in text or "," in text]
+        if all(_NUMBER.fullmatch(text.replace(",", ".")) for text in cells):
+            marked += signed
+    return any("." in text for text in marked) and all(_THOUSANDS.fullmatch(text) for text in marked)
+
+
 def _of_csv(text: str) -> list[Mapping[str, Any]]:
-    first = text.lstrip("\n").partition("\n")[0]
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t|", key=first.count), strict=True)
+    text = text.lstrip("\r\n")
+    stated = re.match(r'"?sep=([,;\t|])"?\r?\n', text)  # Excel's own line
+    text = text[stated.end() :] if stated else text
+    separator = stated[1] if stated else _separator(text)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     before = csv.field_size_limit(len(text) + 1)
     try:
         found = [row for row in reader if row]
@@ -122,7 +152,8 @@ def _of_csv(text: str) -> list[Mapping[str, Any]]:
     for at, row in enumerate(found):
         if len(row) != len(names):
             raise ValueError(f"row {at} has {len(row)} cells, but the header has {len(names)}; correct it")
-    return [dict(zip(names, row, strict=True)) for row in found]
+    kind = Pointed if separator == ";" and _are_unclear(found) else str
+    return [dict(zip(names, map(kind, row), strict=True)) for row in found]
 
 
 def codes(rows: Iterable[Mapping[str, Any]], schema: Mapping[str, Any]) -> NDArray[np.float64]:
@@ -133,8 +164,8 @@ def codes(rows: Iterable[Mapping[str, Any]], schema: Mapping[str, Any]) -> NDArr
     """
     rows, found = list(rows), []
     numbers = [name for name, column in schema["columns"].items() if column["kind"] == "number"]
-    has_decimals = _has_decimals(rows, numbers)
-    columns = {name: {**column, "has_decimals": has_decimals} for name, column in schema["columns"].items()}
+    has_commas = _has_commas(rows, numbers)
+    columns = {name: {**column, "has_commas": has_commas} for name, column in schema["columns"].items()}
     for at, row in enumerate(rows):
         if absent := next((name for name in columns if name not in row), None):
             alike = {str(name).strip().casefold(): name for name in row}
@@ -177,7 +208,8 @@ def code(value: Any, column: Mapping[str, Any]) -> float:
         if "," in text and "." in text:
             raise ValueError("with comma and point; write numbers with one decimal sign alone")
         whole = re.sub("[.,]", "", text)
-        if isinstance(value, str) and _THOUSANDS.fullmatch(text) and _may_be(float(whole), column):
+        is_unclear = isinstance(value, Pointed) or "," in text and isinstance(value, str)
+        if is_unclear and _THOUSANDS.fullmatch(text) and _may_be(float(whole), column):
             raise ValueError(f"which may be {whole} or {text.replace(',', '.')}0; write it as one of these")
         if not _NUMBER.fullmatch(text := text.replace(",", ".")):
             raise ValueError("which is no number; correct it")
@@ -204,13 +236,13 @@ def code(value: Any, column: Mapping[str, Any]) -> float:
 
 
 def _may_be(number: float, column: Mapping[str, Any]) -> bool:
-    """Whether a number is not far from a column's range; False where the table's sign is surely decimal."""
+    """Whether a number is not far from a column's range; False where the table's commas are decimal."""
     most = max(map(abs, column.get("range") or (math.inf,)))
-    return not column.get("has_decimals") and abs(number) <= 10 * most
+    return not column.get("has_commas") and abs(number) <= 10 * most
 
 
-def _has_decimals(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> bool:
-    """Whether a comma or a point in the columns of numbers is surely decimal.
+def _has_commas(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> bool:
+    """Whether a comma in the columns of numbers is surely decimal.
 
     Raises:
         ValueError: some cells have commas, and others points.
@@ -222,8 +254,7 @@ def _has_decimals(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> bo
             f"the rows have numbers with commas in column {found[','][0]!r} and with points in column "
             f"{found['.'][0]!r}; write all with one decimal sign, and without a sign of thousands"
         )
-    marked = [text for some in texts.values() for text in some if _one(",", text) or _one(".", text)]
-    return not all(_THOUSANDS.fullmatch(text) for text in marked)
+    return any(_one(",", text) and not _THOUSANDS.fullmatch(text) for name in names for text in texts[name])
 
 
 def _one(sign: str, text: str) -> bool:
