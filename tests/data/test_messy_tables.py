@@ -84,6 +84,11 @@ def test_words_blanks_and_floats_among_patients_are_gaps_too() -> None:
         fedstill.load_data("./gapped")
 
 
+def test_a_column_of_patients_without_any_groups_nothing() -> None:
+    data = given(frame(patient=[""] * N))[0]
+    assert data.group == "" and any("as they have gaps: patient (400 of 400)" in remark for remark in data.remarks)
+
+
 def test_a_whole_column_of_patients_counts_before_one_with_gaps() -> None:
     data = given(frame(lesion=[None if i % 5 == 0 else f"l{i}" for i in range(N)], patient=PATIENTS))[0]
     assert data.group == "patient"
@@ -210,7 +215,7 @@ def test_codes_of_the_train_file_alone_make_texts_of_both() -> None:
 def test_classes_that_differ_in_zeros_are_named() -> None:
     place = written(lines("age,label", lambda i: f"{i % 7},{('01', '1', '0')[i % 3]}"))
     assert (
-        "the classes '01', '1' differ in zeros only; if they are one, rename them" in fedstill.load_data(place).remarks
+        "classes differ in zeros only; if they are one, rename them: '01' and '1'" in fedstill.load_data(place).remarks
     )
 
 
@@ -504,6 +509,7 @@ def test_a_lazy_frame_is_collected(trained: fedstill.Trained) -> None:
 def test_columns_that_a_model_does_not_take_are_not_looked_at(trained: fedstill.Trained) -> None:
     expected = trained.predict(frame())
     assert (trained.predict(frame(note=[1, "a"] * (N // 2))) == expected).all()
+    assert (trained.predict(pl.from_pandas(frame(note="a"))) == expected).all()
     assert (trained.predict(frame().set_axis([1, "a"] * (N // 2)).rename_axis("k")) == expected).all()
     with pytest.raises(InputError, match="the table lacks the column 'age'"):
         trained.predict(frame().set_index("age"))

@@ -361,13 +361,9 @@ def table(frame: Any, where: str, columns: Sequence[str] | None = None) -> "pa.T
     if isinstance(frame, pa.RecordBatch):
         frame = pa.Table.from_batches([frame])
     if isinstance(frame, pa.Table):
-        return frame if columns is None else frame.select([c for c in frame.column_names if c in columns])
+        return frame if columns is None else frame.select([c for c in frame.column_names if nfc(c) in columns])
     if columns is not None:
-        frame = (
-            frame[[c for c in frame.columns if c in columns]]
-            if hasattr(frame, "loc")
-            else frame.select([c for c in frame.columns if c in columns])
-        )
+        frame = frame[[name for name in frame.columns if nfc(str(name)) in columns]]
     try:
         if hasattr(frame, "to_arrow"):  # polars, whose column of objects has their addresses as bytes
             found: pa.Table = frame.to_arrow()

@@ -113,7 +113,8 @@ def _group(train: Split, name: str, known: Known | None, reading: Reading) -> st
     units = (column for column in columns if UNIT.fullmatch(column) and column != group)
     if found := next((unit for unit in units if 2 <= len(np.unique(columns[unit])) < len(train.labels)), ""):
         return found
-    if gapped := next((column for column in train.gaps if UNIT.fullmatch(column)), None):
+    some = (column for column, gaps in train.gaps.items() if gaps < len(train.labels))  # an empty one groups nothing
+    if gapped := next((column for column in some if UNIT.fullmatch(column)), None):
         raise _with_gaps(gapped, train.gaps[gapped], name)
     return ""
 
@@ -165,10 +166,10 @@ def _remarks(train: Split, test: Split, class_names: Sequence[str], group: str, 
     if copies:
         what = "in all values" if train.images.ndim == 2 else "to the pixel"
         found.append(f"{copies:,} of {len(test.labels):,} test records equal a train record {what}: {counts} them too")
-    numbers = [name for name in class_names if name.isascii() and name.isdigit()]
-    zeros = [[name for name in numbers if int(name) == n] for n in {int(name) for name in numbers}]
-    for alike in (sorted(some) for some in zeros if len(some) > 1):
-        found.append(f"the classes {', '.join(map(repr, alike))} differ in zeros only; if they are one, rename them")
+    whole = {name: name.lstrip("0") or "0" for name in class_names if name.isascii() and name.isdigit()}
+    if zeros := [name for name, number in whole.items() if name != number and number in whole]:
+        pairs = ", ".join(f"{name!r} and {whole[name]!r}" for name in zeros)
+        found.append(f"classes differ in zeros only; if they are one, rename them: {pairs}")
     for alike in twin_names(class_names):
         names = ", ".join(map(repr, alike))
         found.append(f"the classes {names} differ in capitals or blanks only; if they are one, rename them")

@@ -153,7 +153,11 @@ class Trained(nn.Module):
             if not bool(finite.all()):
                 row = int((~finite).flatten(1).any(1).nonzero()[0])
                 raise ValueError(f"record {row} has a value that is not finite; fill it or drop the record")
-            if self.schema is not None and len(records) and (most := float(records.abs().max())) > 1 + _ROUNDING:
+            if (
+                self.schema is not None
+                and len(records)
+                and (most := float(records.float().abs().max())) > 1 + _ROUNDING
+            ):
                 raise ValueError(
                     f"the records have the value {most:g}, but the model's schema scales all to [-1, 1]; give the "
                     "table with its columns, or the vectors that the schema makes of it"
