@@ -168,8 +168,8 @@ def _remarks(train: Split, test: Split, class_names: Sequence[str], group: str, 
         found.append(f"{copies:,} of {len(test.labels):,} test records equal a train record {what}: {counts} them too")
     whole = {name: name.lstrip("0") or "0" for name in class_names if name.isascii() and name.isdigit()}
     if zeros := [name for name, number in whole.items() if name != number and number in whole]:
-        pairs = ", ".join(f"{name!r} and {whole[name]!r}" for name in zeros)
-        found.append(f"classes differ in zeros only; if they are one, rename them: {pairs}")
+        listed = ", ".join(f"{name!r} and {whole[name]!r}" for name in zeros)
+        found.append(f"classes differ in zeros only; if they are one, rename them: {listed}")
     for alike in twin_names(class_names):
         names = ", ".join(map(repr, alike))
         found.append(f"the classes {names} differ in capitals or blanks only; if they are one, rename them")
