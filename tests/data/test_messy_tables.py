@@ -89,6 +89,15 @@ def test_a_column_of_patients_without_any_groups_nothing() -> None:
     assert data.group == "" and any("as they have gaps: patient (400 of 400)" in remark for remark in data.remarks)
 
 
+def test_an_eye_is_no_person() -> None:
+    patients = [None if i == 0 else patient for i, patient in enumerate(PATIENTS)]
+    with pytest.raises(ValueError, match="the column 'patient' of .* has 1 gaps"):
+        given(frame(eye=["L", "R"] * (N // 2), patient=patients))
+    for kind in ("float16", "float32"):
+        assert given(frame(patient=np.arange(N, dtype=kind) // 4))[0].group == "patient"
+    assert given(frame(mrn=[1e20 + i // 4 * 1e19 for i in range(N)]))[0].group == ""
+
+
 def test_a_whole_column_of_patients_counts_before_one_with_gaps() -> None:
     data = given(frame(lesion=[None if i % 5 == 0 else f"l{i}" for i in range(N)], patient=PATIENTS))[0]
     assert data.group == "patient"
@@ -100,12 +109,15 @@ def test_a_whole_column_of_patients_counts_before_one_with_gaps() -> None:
         (np.ma.masked_equal(np.arange(N) // 4, 3), "have 4 masked values"),
         ([None if i == 7 else "a" for i in range(N)], "column 'patient' of .* has gaps"),
         ([math.nan if i == 7 else 1.0 for i in range(N)], "column 'patient' of .* has gaps"),
+        ([math.nan, *PATIENTS[1:]], "column 'patient' of .* has gaps"),
     ],
 )
 def test_columns_beside_tensors_have_no_gaps(values: Any, message: str) -> None:
     pair = np.stack([AGE, CRP], 1), np.arange(N) % 2
     with pytest.raises(InputError, match=message):
         fedstill.from_torch(pair, columns={"patient": values})
+    for whole in (pd.Series(PATIENTS), np.array(PATIENTS, object), pd.Categorical(PATIENTS), pa.array(PATIENTS)):
+        assert set(fedstill.from_torch(pair, columns={"patient": whole}).columns["patient"]) <= set(PATIENTS)
 
 
 def test_one_picture_without_a_patient_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,6 +198,8 @@ def test_codes_keep_their_zeros() -> None:
     assert sorted(set(data.columns["hospital"])) == ["0010", "010", "09", "10"] and data.features == ("age",)
     place = written(lines("age,label", lambda i: f"{i % 7},{('01', '1', '001', '0')[i % 4]}"), "labels.csv")
     assert len(fedstill.load_data(place).class_names) == 4
+    place = written(lines("age,code,label", lambda i: f"{i % 7},\t0{i % 90 + 10},{i % 2}"), "tab.csv")
+    assert fedstill.load_data(place).features == ("age",)  # a tab keeps zeros through spreadsheets
     place = written(lines("age,code,label", lambda i: f"{i % 7},{('0x10', '16')[i % 2]},{i % 2}"), "hex.csv")
     assert set(fedstill.load_data(place).columns["code"]) == {"0x10", "16"}
 
@@ -277,6 +291,10 @@ def test_a_schema_refuses_points_that_may_be_thousands() -> None:
     thousands = written(lines("plt;label", lambda i: f"{f'{90_000 + i * 700:,}'.replace(',', '.')};{i % 2}"))
     with pytest.raises(ValueError, match="has '90.000', which may be 90000 or 90.000"):
         given(thousands, reading)
+    whole = Path("t.csv").read_text()
+    for gap in ("NA", "-", " ", ""):  # a gap hides no thousands, and no proof of a decimal point
+        with pytest.raises(ValueError, match="which may be 90700 or 90.7000"):
+            given(written(whole.replace("90.000;", f"{gap};"), "g.csv"), reading)
     decimal = written(lines("plt;label", lambda i: f"{i / 8:.3f};{i % 2}"), "d.csv")  # 0.125 is surely decimal
     assert given(decimal, reading)[0].features == ("plt",)
 
@@ -511,8 +529,10 @@ def test_columns_that_a_model_does_not_take_are_not_looked_at(trained: fedstill.
     assert (trained.predict(frame(note=[1, "a"] * (N // 2))) == expected).all()
     assert (trained.predict(pl.from_pandas(frame(note="a"))) == expected).all()
     assert (trained.predict(frame().set_axis([1, "a"] * (N // 2)).rename_axis("k")) == expected).all()
-    with pytest.raises(InputError, match="the table lacks the column 'age'"):
-        trained.predict(frame().set_index("age"))
+    assert (trained.predict(frame().set_index("age")) == expected).all()
+    twice = pa.table([frame().age, frame().age, frame().crp], names=["age", "age", "crp"])
+    with pytest.raises(InputError, match="the table have two columns 'age'; drop one"):
+        trained.predict(twice)
 
 
 def test_the_program_reads_files_as_the_run_does(tmp_path: Path) -> None:

@@ -22,7 +22,9 @@ _BLOCK = 16 << 20
 """Bytes that are read at a time, of which no row may have more."""
 _SNIFFED, _ROWS = 64 * 1024, 20
 """Characters and rows of a file by which its separator is found."""
-_GAPS = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "?")
+_NULLS = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "?")
+GAPS = {"", "na", "n/a", "nan", "null", "none", "?", ".", "-", "<na>", "nat"}
+"""Texts that stand for a gap, in small letters."""
 _NUMBER = r"^\s*[+-]?(\d+|\d*[.,]\d+)([eE][+-]?\d+)?\s*$"
 THOUSANDS = r"[+-]?[1-9]\d{0,2}[.,]\d{3}"
 """Numbers whose sign may separate thousands, or be decimal."""
@@ -73,7 +75,7 @@ def read_csv(path: Path, *, as_text: bool, fewest: int = 2) -> "pa.Table":
     all_texts = dict.fromkeys(header, pa.string())
     sign, texts = ".", None
     if as_text or separator == ";":
-        gaps = [""] if as_text else list(_GAPS)
+        gaps = [""] if as_text else list(_NULLS)
         texts = _parsed(content, path, separator, column_types=all_texts, null_values=gaps)
     if as_text and texts is not None:
         found = _named(texts, names, path)
@@ -103,7 +105,7 @@ def _may_have_codes(content: "pa.Buffer", separator: str, table: "pa.Table") -> 
 
     letters = np.frombuffer(content, np.uint8)
     ahead, behind = np.zeros(256, bool), np.zeros(256, bool)
-    ahead[list(f'{separator}\n" '.encode())] = behind[list(b"0123456789xX")] = True
+    ahead[list(f'{separator}\n\t" '.encode())] = behind[list(b"0123456789xX")] = True
     zeros = np.flatnonzero(letters[1:-1] == ord("0"))
     if bool((ahead[letters[zeros]] & behind[letters[zeros + 2]]).any()):
         return True
@@ -122,7 +124,7 @@ def _parsed(content: "pa.Buffer", path: Path, separator: str, **options: Any) ->
             read_options=arrow.ReadOptions(block_size=_BLOCK),
             parse_options=arrow.ParseOptions(delimiter=separator, newlines_in_values=True),
             convert_options=arrow.ConvertOptions(
-                **{"null_values": list(_GAPS), "strings_can_be_null": True, **options},
+                **{"null_values": list(_NULLS), "strings_can_be_null": True, **options},
             ),
         )
     except pa.ArrowException as error:
@@ -134,11 +136,15 @@ def _parsed(content: "pa.Buffer", path: Path, separator: str, **options: Any) ->
 
 def _signs(texts: "pa.Table") -> "tuple[list[Marked], list[Marked], bool]":
     """The columns of numbers with commas, those with points, and whether all such numbers look like thousands."""
+    import pyarrow as pa
     import pyarrow.compute as pc
 
-    found: dict[str, list[tuple[str, pa.ChunkedArray]]] = {",": [], ".": []}
+    found: dict[str, list[Marked]] = {",": [], ".": []}
+    gaps = pa.array(sorted(GAPS))
     for name in texts.column_names:
         some = texts[name].drop_null()
+        words = pc.utf8_lower(pc.utf8_trim_whitespace(some))
+        some = some.filter(pc.invert(pc.is_in(words, gaps)))
         if not len(some) or not pc.all(pc.match_substring_regex(some, _NUMBER)).as_py():
             continue
         signed = {sign: some.filter(pc.match_substring(some, sign)) for sign in found}

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from fedstill.base.lookup import nfc
 from fedstill.data import pictures, vectors
+from fedstill.data.csv_files import GAPS
 from fedstill.data.names import UNIT
 from fedstill.data.pictures import Fit
-from fedstill.data.table_schema import GAPS, TableSchema
+from fedstill.data.table_schema import TableSchema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -159,8 +160,9 @@ def _of_unit(name: str, column: "pa.ChunkedArray") -> "dict[str, pa.ChunkedArray
     import pyarrow.compute as pc
 
     if pa.types.is_floating(column.type):
+        column = column.cast(pa.float64())
         whole = pc.if_else(pc.is_finite(column), column, None)
-        if not pc.all(pc.equal(whole, pc.floor(whole))).as_py():
+        if not pc.all(pc.and_(pc.equal(whole, pc.floor(whole)), pc.less(pc.abs(whole), 2.0**53))).as_py():
             return {}
         return {name: whole.cast(pa.int64(), safe=False)}
     if not vectors.is_text(column.type):

@@ -92,6 +92,10 @@ KNOWN: dict[str, Known] = {
     "tiny_imagenet": Known(hub="zh-plus/tiny-imagenet", test="valid", normalisation=_IMAGENET),
 }  # fmt: skip
 """Name -> data set; a new one is one entry here (docs/data.md)."""
+PERSON = re.compile(
+    r"(patient|subject|person|participant|individual)([ _-]?(id|no|nr|number|code))?|pid|mrn", re.IGNORECASE
+)
+"""Names of columns that tell whose a record is."""
 UNIT = re.compile(
     r"(patient|subject|person|participant|individual|lesion|eye|animal|farm|case|speaker|writer|user)"
     r"[ _-]?(id|no|nr|number|code)?|pid|mrn",

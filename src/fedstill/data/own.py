@@ -73,9 +73,12 @@ def from_torch(
 def _whole(key: str, values: Any, name: str) -> np.ndarray:
     """The values of a column, without gaps."""
     found = array_of(values, f"the values of {key!r} of {name!r}")
-    if found.dtype == object or found.dtype.kind == "f" and not np.isfinite(found).all():
+    items = list(values) if isinstance(values, list | tuple) else found.reshape(-1).tolist()
+    if all(isinstance(item, str) for item in items):
+        return composed(np.array(items))
+    if found.dtype.kind not in "iufb" or not np.isfinite(found).all():
         raise ValueError(f"column {key!r} of {name!r} has gaps, or values of several types; give each record one text")
-    return composed(found)
+    return found
 
 
 def _split(pairs: Pairs, where: str, class_names: tuple[str, ...], columns: dict[str, np.ndarray]) -> Split:
@@ -361,7 +364,11 @@ def table(frame: Any, where: str, columns: Sequence[str] | None = None) -> "pa.T
     if isinstance(frame, pa.RecordBatch):
         frame = pa.Table.from_batches([frame])
     if isinstance(frame, pa.Table):
-        return frame if columns is None else frame.select([c for c in frame.column_names if nfc(c) in columns])
+        if columns is None:
+            return frame
+        names = [nfc(name) for name in frame.column_names if nfc(name) in columns]
+        _refuse_twins(names, where)
+        return frame.select([name for name in frame.column_names if nfc(name) in columns]).rename_columns(names)
     if columns is not None:
         frame = frame[[name for name in frame.columns if nfc(str(name)) in columns]]
     try:
@@ -372,14 +379,18 @@ def table(frame: Any, where: str, columns: Sequence[str] | None = None) -> "pa.T
             return found
         import pandas as pd
 
-        if not frame.columns.is_unique:
-            raise ValueError(f"{where} have two columns {frame.columns[frame.columns.duplicated()][0]!r}; drop one")
+        _refuse_twins([nfc(str(column)) for column in frame.columns], where)
         if any(isinstance(kind, pd.SparseDtype) for kind in frame.dtypes):
             frame = frame.apply(lambda one: one.sparse.to_dense() if isinstance(one.dtype, pd.SparseDtype) else one)
-        is_named = columns is None and any(frame.index.names)
-        return pa.Table.from_pandas(frame, preserve_index=None if is_named else False)
+        indexes = [name for name in frame.index.names if name is not None and (columns is None or name in columns)]
+        return pa.Table.from_pandas(frame, preserve_index=None if indexes else False)
     except (pa.ArrowException, OverflowError) as error:
         raise ValueError(f"{where} have {_mixed(frame)}; give each column one type, and numbers of 64 bits") from error
+
+
+def _refuse_twins(names: Sequence[str], where: str) -> None:
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"{where} have two columns {twice!r}; drop one")
 
 
 def _mixed(frame: Any) -> str:

@@ -352,7 +352,7 @@ def _read_tables(
 
     given = {split: composed_names(table(split)) for split in (train, test) if split and _are_csv(place)}
     if len(given) == 2:  # a CSV file has no types
-        shared = {*given[train].column_names} & {*given[str(test)].column_names}
+        shared = {*given[train].column_names} & {*given[str(test)].column_names} - {*labels_of(known, label)}
         given = dict(zip(given, _with_shared_codes(list(given.values()), shared), strict=True))
 
     def read(split: str) -> Split:

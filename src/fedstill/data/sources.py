@@ -18,7 +18,7 @@ from fedstill.base.seeds import numpy_stream
 from fedstill.base.settings import MOST_CLASSES
 from fedstill.data import cache, vectors
 from fedstill.data.decode import Split
-from fedstill.data.names import UNIT, Known
+from fedstill.data.names import PERSON, UNIT, Known
 from fedstill.data.partition import group_split, local_test_split
 from fedstill.data.places import AS_IT_IS, Reading, Source, find
 from fedstill.data.published import CLASSES, FOUND, is_published, is_same, measured_classes
@@ -111,12 +111,12 @@ def _group(train: Split, name: str, known: Known | None, reading: Reading) -> st
     if known is not None:
         return ""
     units = (column for column in columns if UNIT.fullmatch(column) and column != group)
-    if found := next((unit for unit in units if 2 <= len(np.unique(columns[unit])) < len(train.labels)), ""):
-        return found
+    found = next((unit for unit in units if 2 <= len(np.unique(columns[unit])) < len(train.labels)), "")
     some = (column for column, gaps in train.gaps.items() if gaps < len(train.labels))  # an empty one groups nothing
-    if gapped := next((column for column in some if UNIT.fullmatch(column)), None):
+    gapped = next((column for column in some if (PERSON if found else UNIT).fullmatch(column)), None)
+    if gapped is not None and not PERSON.fullmatch(found):  # an eye or a lesion is no person
         raise _with_gaps(gapped, train.gaps[gapped], name)
-    return ""
+    return found
 
 
 def _with_gaps(column: str, gaps: int, name: str) -> ValueError:

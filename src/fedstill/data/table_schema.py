@@ -35,14 +35,12 @@ from typing_extensions import override
 from fedstill.base.errors import InputError
 from fedstill.base.lookup import nfc, suggestion
 from fedstill.base.settings import Settings, read_toml, sentence
-from fedstill.data.csv_files import THOUSANDS, UNCLEAR
+from fedstill.data.csv_files import GAPS, THOUSANDS, UNCLEAR
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-GAPS = {"", "na", "n/a", "nan", "null", "none", "?", ".", "-", "<na>", "nat"}
-"""Texts that stand for a gap, in small letters."""
 TRUE, FALSE = {"true", "t", "yes", "y", "1", "1.0"}, {"false", "f", "no", "n", "0", "0.0"}
 _ANY = (-np.inf, np.inf)
 _FAR = 10

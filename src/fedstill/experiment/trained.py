@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,7 +136,7 @@ class Trained(nn.Module):
         """What `forward` returns of records of any kind, without gradients."""
         if hasattr(records, "collect"):  # a lazy frame of polars
             records = records.collect()
-        if hasattr(records, "with_format"):  # a data set of Hugging Face
+        if hasattr(records, "with_format") and not isinstance(records, Mapping):  # a data set of Hugging Face
             records = records.with_format("arrow")[:]
         if hasattr(records, "columns") and (self.schema is not None or self.columns):
             needed = self.columns if self.schema is None else tuple(self.schema.columns)
