@@ -7,6 +7,7 @@ import inspect
 import os
 import sys
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache, partial
@@ -38,6 +39,11 @@ def twins(names: Iterable[str]) -> list[list[str]]:
         seen = "".join(letter for letter in nfc(name) if unicodedata.category(letter) != "Cf")
         alike.setdefault(" ".join(seen.casefold().split()), []).append(name)
     return [group for group in alike.values() if len(group) > 1]
+
+
+def repeated(names: Iterable[str]) -> str | None:
+    """The first name that stands more than once; None if there is none."""
+    return next((name for name, number in Counter(names).items() if number > 1), None)
 
 
 def is_file(place: str) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedstill.base.lookup import nfc
+from fedstill.base.lookup import nfc, repeated
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -73,17 +73,13 @@ def read_csv(path: Path, *, as_text: bool, fewest: int = 2) -> "pa.Table":
         ) from error
     names, content = _names(header, path), _native(text.encode())
     all_texts = dict.fromkeys(header, pa.string())
-    sign, texts = ".", None
-    if as_text or separator == ";":
-        gaps = [""] if as_text else list(_NULLS)
-        texts = _parsed(content, path, separator, column_types=all_texts, null_values=gaps)
-    if as_text and texts is not None:
+    if as_text:
+        texts = _parsed(content, path, separator, column_types=all_texts, null_values=[""])
         found = _named(texts, names, path)
         is_unclear = separator == ";" and _signs(texts)[2]
         return found.replace_schema_metadata({UNCLEAR: b"yes"}) if is_unclear else found
-    if texts is not None:
-        sign = _decimal_sign(texts, path)
-    table = _parsed(content, path, separator, decimal_point=sign)
+    texts = _parsed(content, path, separator, column_types=all_texts) if separator == ";" else None
+    table = _parsed(content, path, separator, decimal_point="." if texts is None else _decimal_sign(texts, path))
     if _may_have_codes(content, separator, table):
         table = _with_codes(table, texts or _parsed(content, path, separator, column_types=all_texts))
     return _named(table, names, path)
@@ -229,7 +225,7 @@ def _separator(text: str, path: Path, fewest: int) -> str:
 def _names(header: Sequence[str], path: Path) -> list[str]:
     """The names of the columns."""
     names = [nfc(name.strip()) for name in header]
-    if twice := next((name for name in names if names.count(name) > 1), None):
+    if twice := repeated(names):
         raise ValueError(f"{str(path)!r} has two columns {twice!r}; rename or drop one")
     if "" in names[:-1] and names.index("") > 0:
         raise ValueError(f"{str(path)!r} has a column without a name, number {names.index('') + 1}; name or drop it")

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fedstill.base.errors import front_door
-from fedstill.base.lookup import nfc
+from fedstill.base.lookup import nfc, repeated
 from fedstill.data import cache, pictures, sources, vectors
 from fedstill.data.decode import Split, composed, in_order, numbered, with_all_names
 from fedstill.data.places import AS_IT_IS, OWN, Reading, find
@@ -354,23 +354,24 @@ def _read_pair(given: "pa.Table", labels: Any, where: str, reading: Reading) -> 
 def table(frame: Any, where: str, columns: Sequence[str] | None = None) -> "pa.Table":
     """A pandas, polars or Arrow frame as an Arrow table; an index is in it if it has a name.
 
-    ``columns`` names those to take, if they are there, without an index.
+    ``columns`` names those to take, if they are there, of an index too.
 
     Raises:
         ValueError: a column has values of several types, or numbers of more than 64 bits; without a value.
     """
     import pyarrow as pa
 
+    wanted = None if columns is None else {*columns}
     if isinstance(frame, pa.RecordBatch):
         frame = pa.Table.from_batches([frame])
     if isinstance(frame, pa.Table):
-        if columns is None:
+        if wanted is None:
             return frame
-        names = [nfc(name) for name in frame.column_names if nfc(name) in columns]
+        names = [nfc(name) for name in frame.column_names if nfc(name) in wanted]
         _refuse_twins(names, where)
-        return frame.select([name for name in frame.column_names if nfc(name) in columns]).rename_columns(names)
-    if columns is not None:
-        frame = frame[[name for name in frame.columns if nfc(str(name)) in columns]]
+        return frame.select([name for name in frame.column_names if nfc(name) in wanted]).rename_columns(names)
+    if wanted is not None:
+        frame = frame[[name for name in frame.columns if nfc(str(name)) in wanted]]
     try:
         if hasattr(frame, "to_arrow"):  # polars, whose column of objects has their addresses as bytes
             found: pa.Table = frame.to_arrow()
@@ -382,14 +383,14 @@ def table(frame: Any, where: str, columns: Sequence[str] | None = None) -> "pa.T
         _refuse_twins([nfc(str(column)) for column in frame.columns], where)
         if any(isinstance(kind, pd.SparseDtype) for kind in frame.dtypes):
             frame = frame.apply(lambda one: one.sparse.to_dense() if isinstance(one.dtype, pd.SparseDtype) else one)
-        indexes = [name for name in frame.index.names if name is not None and (columns is None or name in columns)]
+        indexes = [name for name in frame.index.names if name is not None and (wanted is None or name in wanted)]
         return pa.Table.from_pandas(frame, preserve_index=None if indexes else False)
     except (pa.ArrowException, OverflowError) as error:
         raise ValueError(f"{where} have {_mixed(frame)}; give each column one type, and numbers of 64 bits") from error
 
 
 def _refuse_twins(names: Sequence[str], where: str) -> None:
-    if twice := next((name for name in names if names.count(name) > 1), None):
+    if twice := repeated(names):
         raise ValueError(f"{where} have two columns {twice!r}; drop one")
 
 

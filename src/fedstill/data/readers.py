@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstill.base.errors import first_line
-from fedstill.base.lookup import nfc
+from fedstill.base.lookup import nfc, repeated
 from fedstill.data import image_folder, vectors, walk
 from fedstill.data.csv_files import UNCLEAR, read_csv
 from fedstill.data.decode import (
@@ -202,7 +202,7 @@ def read_table(path: Path, *, as_text: bool = False) -> "pa.Table":
     try:
         with pq.ParquetFile(path) as file:
             names = file.schema_arrow.names
-            if twice := next((name for name in names if names.count(name) > 1), None):
+            if twice := repeated(names):
                 raise ValueError(f"{str(path)!r} has two columns {twice!r}; rename or drop one")
             return plain_types(file.read())
     except (pa.ArrowException, OSError) as error:

@@ -33,7 +33,7 @@ from pydantic import ValidationError, field_validator, model_validator
 from typing_extensions import override
 
 from fedstill.base.errors import InputError
-from fedstill.base.lookup import nfc, suggestion
+from fedstill.base.lookup import nfc, repeated, suggestion
 from fedstill.base.settings import Settings, read_toml, sentence
 from fedstill.data.csv_files import GAPS, THOUSANDS, UNCLEAR
 
@@ -181,7 +181,7 @@ class TableSchema(Settings):
             if name in self.columns:
                 raise ValueError(f"{name!r} is a column of the model, and the target, the group or the site; drop one")
         names = [*self.features, *dict.fromkeys(filter(None, (self.target, self.group, self.site)))]
-        if twice := next((name for name in names if names.count(name) > 1), None):
+        if twice := repeated(names):
             raise ValueError(f"two columns would be called {twice!r}, one of them made of another; rename a column")
         return self
 
@@ -240,8 +240,9 @@ class TableSchema(Settings):
         return tuple(name for column in self.columns for name in self._names(column))
 
     @property
-    def _numeric(self) -> list[str]:
-        return [name for name, column in self.columns.items() if column.kind == "number"]
+    def _bounds(self) -> dict[str, tuple[float, float]]:
+        """The range of each column of numbers."""
+        return {name: column.bounds for name, column in self.columns.items() if column.kind == "number"}
 
     def _names(self, name: str) -> list[str]:
         column = self.columns[name]
@@ -253,8 +254,7 @@ class TableSchema(Settings):
     def vectors(self, table: "pa.Table", where: str) -> NDArray[np.float32]:
         """The vectors ``(n, d)`` of rows that need no target, group or site; arguments and errors as of `encode`."""
         _check_present([*self.columns], table, where)
-        bounds = {name: self.columns[name].bounds for name in self._numeric}
-        frame = _with_points(table.select([*self.columns]), bounds, where)
+        frame = _with_points(table.select([*self.columns]), self._bounds, where)
         columns = self._encoded(frame, where, [])
         return np.stack([columns[name].astype(np.float32) for name in self.features], 1)
 
@@ -280,8 +280,7 @@ class TableSchema(Settings):
 
         needed = [*self.columns, self.target, *filter(None, (self.group, self.site))]
         _check_present(needed, table, where)
-        bounds = {name: self.columns[name].bounds for name in self._numeric}
-        bounds |= {} if self.range is None else {self.target: self.range}
+        bounds = self._bounds | ({} if self.range is None else {self.target: self.range})
         frame = _with_points(table.select(list(dict.fromkeys(needed))), bounds, where)
         remarks: list[str] = []
         found: dict[str, Any] = self._encoded(frame, where, remarks)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedstill.base import seeds
 from fedstill.base.errors import Changed
-from fedstill.base.lookup import nfc
+from fedstill.base.lookup import nfc, repeated
 from fedstill.base.records import Normalisation, Records, check, twins
 from fedstill.data import features, partition, places, public, published, sources, vectors
 from fedstill.data.image_folder import FOLDER
@@ -96,7 +96,7 @@ def _classes_of(
     names = tuple(map(nfc, stated))
     if experiment.num_classes not in (None, len(names)):
         raise ValueError(f"--num-classes is {experiment.num_classes}, but --class-names has {len(names)}; leave it out")
-    if twice := next((name for name in names if names.count(name) > 1), None):
+    if twice := repeated(names):
         raise ValueError(f"--class-names has {twice!r} twice; name each class once")
     if published.CLASSES[1] in data.measured:  # labels are numbers
         if len(names) < len(data.class_names):

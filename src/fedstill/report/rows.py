@@ -207,9 +207,8 @@ def code(value: Any, column: Mapping[str, Any]) -> float:
     if kind == "number":
         if "," in text and "." in text:
             raise ValueError("with comma and point; write numbers with one decimal sign alone")
-        whole = re.sub("[.,]", "", text)
-        is_unclear = isinstance(value, Pointed) or "," in text and isinstance(value, str)
-        if is_unclear and _THOUSANDS.fullmatch(text) and _may_be(float(whole), column):
+        is_unclear = "," in text or isinstance(value, Pointed)
+        if is_unclear and _THOUSANDS.fullmatch(text) and _may_be(float(whole := re.sub("[.,]", "", text)), column):
             raise ValueError(f"which may be {whole} or {text.replace(',', '.')}0; write it as one of these")
         if not _NUMBER.fullmatch(text := text.replace(",", ".")):
             raise ValueError("which is no number; correct it")
