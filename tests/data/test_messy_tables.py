@@ -300,6 +300,36 @@ def test_a_schema_refuses_points_that_may_be_thousands() -> None:
 
 
 @pytest.mark.parametrize(
+    ("decimal", "thousands", "message"),
+    [
+        (
+            lines("plt;label", lambda i: f"{i / 8:.3f};{i % 2}"),
+            lines("plt;label", lambda i: f"{f'{90_000 + i * 700:,}'.replace(',', '.')};{i % 2}"),
+            "has '1.000', which may be 1000 or 1.0000, as may all numbers with a sign in 'b/train.csv'",
+        ),
+        (
+            lines("plt;label", lambda i: f"{i / 8:.2f};{i % 2}".replace(".", ",")),
+            lines("plt,label", lambda i: f'"{90_000 + i * 700:,}",{i % 2}'),
+            "has '90,000', which may be 90000 or 90.000",
+        ),
+    ],
+)
+def test_a_decimal_file_hides_no_thousands_of_another(decimal: str, thousands: str, message: str) -> None:
+    """A decimal number in one file spoke for all files of a folder: 90.000 of another was 90."""
+    Path("s.toml").write_text(
+        'target = "label"\nclasses = ["0", "1"]\n[columns.plt]\nkind = "number"\nrange = [0, 900000]\n'
+    )
+    for part in "ab":
+        Path("f", part).mkdir(parents=True)
+    written(decimal, "f/a/train.csv")
+    data = given("f", reading_of({"schema_file": "s.toml"}))[0]
+    assert len(data.train.images) + len(data.test.images) == N
+    written(thousands, "f/b/train.csv")
+    with pytest.raises(ValueError, match=message):
+        given("f", reading_of({"schema_file": "s.toml"}))
+
+
+@pytest.mark.parametrize(
     "text",
     [
         lines("Gewicht, kg\tGroesse, cm\tlabel", lambda i: f"{60 + i % 40}\t{150 + i % 50}\t{i % 2}"),
@@ -311,6 +341,69 @@ def test_a_schema_refuses_points_that_may_be_thousands() -> None:
 def test_the_separator_is_that_of_all_rows(text: str) -> None:
     data = fedstill.load_data(written(text))
     assert len(data.features) == 2 and 60 <= float(data.train.images[:, 0].min()) < 62
+
+
+# What no model shall learn from --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize(
+    ("name", "patient", "group"),
+    [
+        ("patient", lambda i: i // 3, None),
+        ("Subject_ID", lambda i: float(i // 3), None),
+        ("pat", lambda i: i // 3, "pat"),
+        ("mrn", lambda i: None if i % 9 == 0 else i // 3, "none"),
+        ("patient", lambda i: None, None),  # an empty column groups nothing
+        ("patient", lambda i: i + 1, None),  # a patient for each record
+    ],
+)
+def test_whose_a_record_is_is_no_feature(name: str, patient: Any, group: str | None, suffix: str) -> None:
+    """The patient's number was one of the features, and `predict` asked for it."""
+    frame = pd.DataFrame({"age": [i % 90 for i in range(N)], "label": [i % 2 for i in range(N)]})
+    frame.insert(0, name, [patient(i) for i in range(N)])
+    frame.to_csv("t.csv", index=False) if suffix == "csv" else frame.to_parquet("t.parquet")
+    data = fedstill.load_data(f"./t.{suffix}", group=group)
+    assert data.features == ("age",)
+    assert any("tells whose a record is" in remark and name in remark for remark in data.remarks)
+
+
+def test_a_person_column_of_some_clients_alone_has_gaps() -> None:
+    """The other clients' patients were drawn record by record, and nothing said so."""
+    whose = written(lines("age,patient,label", lambda i: f"{i % 90},p{i // 3},{i % 2}"), "a.csv")
+    nobodys = written(lines("age,label", lambda i: f"{i % 90},{i % 2}"), "b.csv")
+    with pytest.raises(ValueError, match=f"the column 'patient' of .* has {N} gaps"):
+        given([whose, nobodys], reading_of({}))
+    assert given([whose, nobodys], reading_of({"group": "none"}))[0].features == ("age",)
+
+
+def test_codes_of_one_client_alone_are_refused_with_the_reason() -> None:
+    codes = written(lines("age,ward,label", lambda i: f"{i % 90},01{i % 3},{i % 2}"), "a.csv")
+    numbers = written(lines("age,ward,label", lambda i: f"{i % 90},1{i % 3},{i % 2}"), "b.csv")
+    with pytest.raises(ValueError, match=r"those of client 0 have texts there \(codes such as 010 are texts\)"):
+        given([codes, numbers], reading_of({}))
+
+
+def test_pictures_in_memory_are_refused_with_what_helps_them() -> None:
+    labels = [i % 2 for i in range(N)]
+    sizes = [Image.new("L", (8, 8 + i % 2)) for i in range(N)]
+    with pytest.raises(ValueError, match=r"item 1 of .* has shape \(1, 9, 8\), but item 0 has \(1, 8, 8\)"):
+        given((sizes, labels), reading_of({}))
+    deep = [Image.fromarray(np.full((8, 8), 300 + i, np.uint16)) for i in range(N)]
+    with pytest.raises(ValueError, match="pixel mode I;16, .*; convert the images first") as refused:
+        given((deep, labels), reading_of({}))
+    assert "--size" not in str(refused.value)
+
+
+def test_a_stated_group_that_is_the_only_number_is_refused() -> None:
+    text = lines("pat,label", lambda i: f"{i // 3},{i % 2}")
+    with pytest.raises(InputError, match="the only column of numbers is 'pat', which tells whose records are"):
+        fedstill.load_data(written(text), group="pat")
+
+
+def test_classes_that_differ_in_zeros_alone_are_named() -> None:
+    data = fedstill.load_data(written(lines("age,label", lambda i: f"{i % 90},{('01', '001', '2')[i % 3]}")))
+    assert "classes differ in zeros only; if they are one, rename them: '001' and '01'" in data.remarks
 
 
 # Drafts of a schema --------------------------------------------------------------------------------------------------

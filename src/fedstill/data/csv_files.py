@@ -30,8 +30,11 @@ THOUSANDS = r"[+-]?[1-9]\d{0,2}[.,]\d{3}"
 """Numbers whose sign may separate thousands, or be decimal."""
 _CODE, _LONG = r"^\s*0[\dxX]", r"^\s*\d{19,}\s*$"
 """What Arrow takes for a number, though it loses zeros, a base or digits."""
-UNCLEAR = b"fedstill points may separate thousands"
-"""Key in the metadata of a table of texts whose numbers with a point all look like thousands."""
+UNCLEAR = b"fedstill signs may separate thousands"
+"""Key in the metadata of a table of texts whose numbers with a sign may have one of thousands.
+
+Its value is empty, or the name of the first such file if the table has rows of others beside.
+"""
 
 
 def read_csv(path: Path, *, as_text: bool, fewest: int = 2) -> "pa.Table":
@@ -76,8 +79,11 @@ def read_csv(path: Path, *, as_text: bool, fewest: int = 2) -> "pa.Table":
     if as_text:
         texts = _parsed(content, path, separator, column_types=all_texts, null_values=[""])
         found = _named(texts, names, path)
-        is_unclear = separator == ";" and _signs(texts)[2]
-        return found.replace_schema_metadata({UNCLEAR: b"yes"}) if is_unclear else found
+        if separator != "," or '"' in text:  # a comma within a cell needs one of them
+            commas, _, all_unclear = _signs(texts)
+            if all_unclear and (commas or separator == ";"):
+                return found.replace_schema_metadata({UNCLEAR: b""})
+        return found
     texts = _parsed(content, path, separator, column_types=all_texts) if separator == ";" else None
     table = _parsed(content, path, separator, decimal_point="." if texts is None else _decimal_sign(texts, path))
     if _may_have_codes(content, separator, table):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedstill.base.lookup import nfc
 from fedstill.data import pictures, vectors
 from fedstill.data.csv_files import GAPS
-from fedstill.data.names import UNIT
+from fedstill.data.names import PERSON, UNIT
 from fedstill.data.pictures import Fit
 from fedstill.data.table_schema import TableSchema
 
@@ -65,6 +65,21 @@ class Split:
         columns = {name: column[indices] for name, column in self.columns.items()}
         targets = None if self.targets is None else self.targets[indices]
         return replace(self, images=self.images[indices], labels=self.labels[indices], columns=columns, targets=targets)
+
+    def without(self, feature: str) -> "Split":
+        """The records without a feature that tells whose they are, with a remark; as they are, if it is none."""
+        if feature not in self.features:
+            return self
+        at = self.features.index(feature)
+        if len(self.features) == 1:
+            raise ValueError(f"the only column of numbers is {feature!r}, which tells whose records are; add features")
+        return replace(
+            self,
+            images=np.delete(self.images, at, axis=1),
+            features=self.features[:at] + self.features[at + 1 :],
+            rounding=None if self.rounding is None else np.delete(self.rounding, at),
+            remarks=(*self.remarks, vectors.WHOSE.format(feature)),
+        )
 
     def numbered(self, class_names: tuple[str, ...]) -> "Split":
         """The same records with the classes numbered as in ``class_names``, which has all of theirs."""
@@ -126,12 +141,16 @@ def from_table(
         if targets is None
         else (np.zeros(len(targets), np.int64), (label_column,), False)
     )
+    units = _units(table, (image_column, label_column))
+    persons = [name for name in units if schema is None and PERSON.fullmatch(name) and not _has_texts(table, name)]
     table_of = None
     if image_column is not None:
         cells = (cell for batch in table.select([image_column]).to_batches() for cell in batch.column(0).to_pylist())
         records: NDArray[Any] = _decode(cells, table.num_rows, where, folder, fit)
-    elif (table_of := vectors.of_table(table, label_column, where, labels, checked=schema is not None)) is not None:
-        records, remarks = table_of.vectors, (*remarks, *table_of.remarks)
+    elif table_of := vectors.of_table(
+        table.drop_columns(persons), label_column, where, labels, checked=schema is not None
+    ):
+        records, remarks = table_of.vectors, (*remarks, *table_of.remarks, *map(vectors.WHOSE.format, persons))
         _refuse_second_label(table_of.names, label_column, label, where)
     else:
         image_column = _text_column(table, label_column, image, where)
@@ -142,9 +161,7 @@ def from_table(
         if name not in (image_column, label_column)
         and (pa.types.is_integer(table[name].type) or vectors.is_text(table[name].type))
     }
-    for name in table.column_names:  # of persons, whole floats are numbers beside gaps, and some words are gaps
-        if UNIT.fullmatch(name) and name not in (image_column, label_column):
-            others |= _of_unit(name, table[name])
+    others |= units
     gaps = {name: column.null_count for name, column in others.items() if column.null_count}
     columns = {name: composed(np.asarray(c.to_pylist())) for name, c in others.items() if name not in gaps}
     if gaps:
@@ -154,8 +171,18 @@ def from_table(
     return split if table_of is None else replace(split, features=table_of.names, rounding=table_of.rounding)
 
 
-def _of_unit(name: str, column: "pa.ChunkedArray") -> "dict[str, pa.ChunkedArray]":
-    """The column of whose a record is, with whole numbers as integers and words for gaps as gaps; or nothing."""
+def _has_texts(table: "pa.Table", name: str) -> bool:
+    return vectors.is_text(table.schema.field(name).type)
+
+
+def _units(table: "pa.Table", others: Sequence[str | None]) -> "dict[str, pa.ChunkedArray]":
+    """The columns whose names say whose a record is: whole floats are numbers there, and some words are gaps."""
+    found = {name: _of_unit(table[name]) for name in table.column_names if UNIT.fullmatch(name) and name not in others}
+    return {name: column for name, column in found.items() if column is not None}
+
+
+def _of_unit(column: "pa.ChunkedArray") -> "pa.ChunkedArray | None":
+    """A column of whose a record is, with whole numbers as integers and words for gaps as gaps; or None."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -163,12 +190,14 @@ def _of_unit(name: str, column: "pa.ChunkedArray") -> "dict[str, pa.ChunkedArray
         column = column.cast(pa.float64())
         whole = pc.if_else(pc.is_finite(column), column, None)
         if not pc.all(pc.and_(pc.equal(whole, pc.floor(whole)), pc.less(pc.abs(whole), 2.0**53))).as_py():
-            return {}
-        return {name: whole.cast(pa.int64(), safe=False)}
+            return None
+        return whole.cast(pa.int64(), safe=False)
+    if pa.types.is_null(column.type) or pa.types.is_integer(column.type):
+        return column
     if not vectors.is_text(column.type):
-        return {}
+        return None
     known = pc.is_in(pc.utf8_lower(pc.utf8_trim_whitespace(column)), pa.array(sorted({*GAPS, "unknown"})))
-    return {name: pc.if_else(known, None, column)}
+    return pc.if_else(known, None, column)
 
 
 def composed(values: np.ndarray) -> np.ndarray:

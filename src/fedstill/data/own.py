@@ -165,9 +165,14 @@ def array_of(values: Any, where: str) -> NDArray[Any]:
         numbers: NDArray[Any] = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
         return numbers
     if type(values).__module__.startswith("PIL."):
-        return pictures.exact(values, where).transpose(2, 0, 1)
-    if isinstance(values, list | tuple) and values and type(values[0]).__module__.startswith("PIL."):
+        return pictures.exact(values, where, is_file=False).transpose(2, 0, 1)
+    if _are_pictures(values):
         values = [array_of(one, f"item {i} of {where}") for i, one in enumerate(values)]
+        if other := next((i for i, one in enumerate(values) if one.shape != values[0].shape), 0):
+            raise ValueError(
+                f"item {other} of {where} has shape {values[other].shape}, but item 0 has {values[0].shape}; give all "
+                "pictures one size and the same colours"
+            )
     try:
         found: NDArray[Any] = np.asarray(values)
     except ValueError as error:  # of NumPy, about lists of several lengths
@@ -177,6 +182,11 @@ def array_of(values: Any, where: str) -> NDArray[Any]:
     if found.dtype.kind in "cmM":
         raise ValueError(f"{where} are {found.dtype}, but numbers are real; turn them into such")
     return found
+
+
+def _are_pictures(values: Any) -> bool:
+    """Whether they are a list of Pillow's pictures."""
+    return isinstance(values, list | tuple) and bool(values) and type(values[0]).__module__.startswith("PIL.")
 
 
 def _pixels(images: NDArray[Any], where: str) -> NDArray[np.uint8]:
@@ -283,7 +293,7 @@ def _is_pair(data: Sequence[Any]) -> bool:
     if isinstance(labels, tuple) or isinstance(records, tuple):
         return False
     try:
-        return np.ndim(labels) <= 2 and np.ndim(records) >= 2
+        return np.ndim(labels) <= 2 and (_are_pictures(records) or np.ndim(records) >= 2)
     except ValueError:  # of NumPy, about lists of several lengths: two pairs, say
         return False
 
@@ -435,9 +445,10 @@ def _joined(splits: Sequence[Split], *, marked: bool = False) -> Split:
     for i, part in enumerate(parts):
         if lone := sorted({*part.features} ^ {*first.features}):
             here, there = (i, 0) if lone[0] in part.features else (0, i)
+            other = "texts there (codes such as 010 are texts)" if lone[0] in parts[there].columns else "not"
             raise ValueError(
                 f"client {here}'s records have the column {lone[0]!r} of numbers, and those of client {there} have "
-                "not; give all the same columns, of one type"
+                f"{other}; give all the same columns, of one type"
             )
         if part.images.shape[1:] != first.images.shape[1:]:
             raise ValueError(
@@ -453,7 +464,8 @@ def _joined(splits: Sequence[Split], *, marked: bool = False) -> Split:
     images = np.concatenate([part.images for part in ordered])
     labels = np.concatenate([part.labels for part in ordered])
     errors = [part.rounding for part in ordered if part.rounding is not None]
-    gaps = {c: sum(p.gaps.get(c, 0) for p in ordered) for part in ordered for c in part.gaps}
+    named = {column for part in ordered for column in (*part.columns, *part.gaps)} - {*columns}
+    gaps = {c: sum(0 if c in p.columns else p.gaps.get(c, len(p.labels)) for p in ordered) for c in sorted(named)}
     return Split(
         images,
         labels,

@@ -128,22 +128,24 @@ def _depth(image: "ImageFile") -> int:
     return bits
 
 
-def exact(image: "Image", name: str) -> NDArray[np.uint8]:
-    """Pixels ``(height, width, 1 or 3)`` with exactly the file's colours."""
+def exact(image: "Image", name: str, *, is_file: bool = True) -> NDArray[np.uint8]:
+    """Pixels ``(height, width, 1 or 3)`` with exactly the file's colours; of an object, no ``--size`` is advised."""
     gray = image.mode in ("1", "L", "LA")
     if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
         image = image.convert("RGBA")
         if image.getchannel("A").getextrema() != (255, 255):
             raise ValueError(
-                f"{name} has transparent pixels, but records are opaque; give --size N, which lays it over white, or "
-                "lay it over another colour first"
+                f"{name} has transparent pixels, but records are opaque; "
+                + ("give --size N, which lays it over white, or " if is_file else "")
+                + "lay it over a colour first"
             )
     elif image.mode == "F":
         raise ValueError(f"{name} has real-valued pixels, but records are 8-bit gray or RGB; save it with 8 bits")
     elif image.mode not in ("1", "L", "P", "RGB"):
         raise ValueError(
-            f"{name} has the pixel mode {image.mode}, but records are 8-bit gray or RGB; give --size N, which converts "
-            "it, or convert the images first"
+            f"{name} has the pixel mode {image.mode}, but records are 8-bit gray or RGB; "
+            + ("give --size N, which converts it, or " if is_file else "")
+            + "convert the images first"
         )
     pixels = np.asarray(image.convert("L" if gray else "RGB"))
     return pixels.reshape(*pixels.shape[:2], -1)

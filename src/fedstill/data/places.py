@@ -19,7 +19,7 @@ from fedstill.data.table_schema import TableSchema
 
 LARGEST = 4096
 """Largest height and width of resized images, in pixels."""
-_READERS = 8
+_READERS = 9
 """Version of the readers of files: increased if the same files give other records or columns than before."""
 
 

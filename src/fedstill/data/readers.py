@@ -121,17 +121,18 @@ def unified(root: Path, files: Sequence[tuple[Path, str]], label: Stated = None)
         tables.append(table.select(tables[0].column_names) if tables else table)
     try:
         found = pa.concat_tables(_with_shared_codes(tables), promote_options="permissive")
-        return found.replace_schema_metadata(_metadata(tables))
+        return found.replace_schema_metadata(_metadata(tables, [file for file, _ in files]))
     except pa.ArrowException as error:
         raise _other_type(root, files, tables) from error
 
 
-def _metadata(tables: Sequence["pa.Table"]) -> dict[bytes, bytes]:
-    """Those of the first table, with the index of pandas of the first that has one, and what any says of its points."""
+def _metadata(tables: Sequence["pa.Table"], files: Sequence[Path]) -> dict[bytes, bytes]:
+    """Those of the first table, with the first index of pandas, and which file may have signs of thousands."""
     found = dict(tables[0].schema.metadata or {})
+    unclear = [file for file, table in zip(files, tables, strict=True) if UNCLEAR in (table.schema.metadata or {})]
+    found |= {UNCLEAR: str(unclear[0]).encode() if len(unclear) < len(tables) else b""} if unclear else {}
     for table in tables:
         own = table.schema.metadata or {}
-        found |= {UNCLEAR: own[UNCLEAR]} if UNCLEAR in own else {}
         if b"pandas" in own and len(without_index(table, ())[0].column_names) < table.num_columns:
             return found | {b"pandas": own[b"pandas"]}
     return found

@@ -45,6 +45,8 @@ def complete(
         ValueError: the splits do not match, or a class is absent or out of range.
     """
     group = _group(train, name, known, reading)
+    if group and reading.clients is None and reading.group == group:
+        train, test = train.without(group), test and test.without(group)
     held_out = test is None
     if test is None:
         train, test = _hold_out(train, group)
@@ -166,12 +168,14 @@ def _remarks(train: Split, test: Split, class_names: Sequence[str], group: str, 
     if copies:
         what = "in all values" if train.images.ndim == 2 else "to the pixel"
         found.append(f"{copies:,} of {len(test.labels):,} test records equal a train record {what}: {counts} them too")
-    whole = {name: name.lstrip("0") or "0" for name in class_names if name.isascii() and name.isdigit()}
-    if zeros := [name for name, number in whole.items() if name != number and number in whole]:
-        listed = ", ".join(f"{name!r} and {whole[name]!r}" for name in zeros)
-        found.append(f"classes differ in zeros only; if they are one, rename them: {listed}")
-    for alike in twin_names(class_names):
-        names = ", ".join(map(repr, alike))
+    alike: dict[str, list[str]] = {}
+    for name in class_names:
+        if name.isascii() and name.isdigit():
+            alike.setdefault(name.lstrip("0"), []).append(repr(name))
+    if zeros := [" and ".join(names) for names in alike.values() if len(names) > 1]:
+        found.append(f"classes differ in zeros only; if they are one, rename them: {', '.join(zeros)}")
+    for same in twin_names(class_names):
+        names = ", ".join(map(repr, same))
         found.append(f"the classes {names} differ in capitals or blanks only; if they are one, rename them")
     for column, values in train.columns.items():
         if column not in test.columns or not (column == group or UNIT.fullmatch(column)):
@@ -182,10 +186,6 @@ def _remarks(train: Split, test: Split, class_names: Sequence[str], group: str, 
         if both := len(np.intersect1d(values, test.columns[column])):
             found.append(f"values of {column!r} with records in train and in test: {both:,}; {counts} them too")
     return found
-
-
-def _origin(what: str, split: Split) -> str:
-    return f"{what}: {len(split.labels):,} records, {split.origin or 'as given'}"
 
 
 def _both(train: Split, test: Split) -> tuple[tuple[str, Split], tuple[str, Split]]:

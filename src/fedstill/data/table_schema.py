@@ -477,19 +477,26 @@ class Unclear(InputError):
     """A number that may be one of two."""
 
 
-def refuse_thousands(texts: "pd.Series[Any]", where: str, bounds: tuple[float, float], sign: str) -> None:
+def refuse_thousands(
+    texts: "pd.Series[Any]", where: str, bounds: tuple[float, float], sign: str, unclear: str = ""
+) -> None:
     """Refuse texts whose ``sign`` may separate thousands in all of them, if some such number is near ``bounds``.
+
+    With the name of one of several files that is ``unclear``, the texts of others do not speak for it.
 
     Raises:
         Unclear: it may.
     """
     marked = texts[texts.str.contains(sign, regex=False, na=False)]
-    if not marked.str.fullmatch(THOUSANDS).all():  # 1,5 or 0,125 has a decimal comma
+    whole = marked.str.fullmatch(THOUSANDS)
+    if not unclear and not whole.all():  # 1,5 or 0,125 has a decimal comma
         return
+    marked = marked[whole]
     thousands, most = marked.str.replace(sign, "", regex=False).astype(float), max(map(abs, bounds))
     if not (meant := marked[thousands.abs() <= _FAR * most]).empty:
-        whole, decimal = (meant.iloc[0].replace(sign, other) for other in ("", "."))
-        raise Unclear(f"{where} has {meant.iloc[0]!r}, which may be {whole} or {decimal}0; write it as one of these")
+        one, other = (meant.iloc[0].replace(sign, to) for to in ("", "."))
+        why = f", as may all numbers with a sign in {unclear!r}" if unclear else ""
+        raise Unclear(f"{where} has {meant.iloc[0]!r}, which may be {one} or {other}0{why}; write it as one of these")
 
 
 def _with_points(table: "pa.Table", bounds: Mapping[str, tuple[float, float]], where: str) -> "pd.DataFrame":
@@ -498,17 +505,19 @@ def _with_points(table: "pa.Table", bounds: Mapping[str, tuple[float, float]], w
     ``bounds`` are those of each column of numbers.
 
     Raises:
-        ValueError: other columns have points, so that one of the two separates thousands; or all points of a file with
-            semicolons may do so.
+        ValueError: other columns have points, so that one of the two separates thousands; or all signs of a file may
+            do so.
     """
     import pandas as pd
 
     frame = table.to_pandas(ignore_metadata=True)
     given = {name: frame[name] for name in bounds if pd.api.types.infer_dtype(frame[name]) == "string"}
     texts = {name: texts_of(some) for name, some in given.items()}
+    marks: dict[bytes, bytes] = table.schema.metadata or {}
+    for name, some in texts.items() if UNCLEAR in marks else ():
+        for sign in ",.":
+            refuse_thousands(some, f"column {name!r} of {where}", bounds[name], sign, marks[UNCLEAR].decode())
     if not any(some.str.contains(",", regex=False, na=False).any() for some in texts.values()):
-        for name, some in texts.items() if UNCLEAR in (table.schema.metadata or {}) else ():
-            refuse_thousands(some, f"column {name!r} of {where}", bounds[name], ".")
         return frame
     found = {
         sign: [name for name, some in texts.items() if some.str.fullmatch(rf"[^.,]*[{sign}][^.,]*").any()]

@@ -22,6 +22,8 @@ _SAMPLE, _MOST = 2000, 500
 """Number of records by which a column is judged first, and of values of a column that may tell the class."""
 _SHOWN = 8
 """Number of columns in a remark."""
+WHOSE = "not in the vectors, as it tells whose a record is (rename it, if it does not): {}"
+"""A remark on a column of numbers."""
 _NUMBER = re.compile(r"\s*[-+]?\d{1,3}(?:[.,'\u00a0 ]?\d{3})*(?:[.,]\d*)?(?:[eE][-+]?\d+)?\s*|\s*[-+]?\d*[.,]\d+\s*")
 _DIGITS = 6
 """Significant digits of a measured scale, which the description of a run has as text."""
