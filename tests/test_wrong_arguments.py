@@ -197,3 +197,25 @@ def test_data_show_takes_the_column_of_classes(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "table.csv").write_text(f"age,y\n{rows}")
     main(["data", "show", str(tmp_path / "table.csv"), "--clients", "2", "--label", "y"])
     assert "2 clients, 96 records" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"gate": 3}, "gate is 3; give the path"),
+        ({"shape": 3}, r"shape is 3; give channels, height and width, as \(3, 224, 224\)"),
+        ({"shape": "3x4"}, "shape is '3x4'; give"),
+        ({"shape": (1.5, 2, 2)}, r"shape is \(1.5, 2, 2\); give"),
+    ],
+)
+def test_what_publish_takes(settings: dict[str, Any], message: str, run: fedstill.RunRecord, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        fedstill.publish(run, tmp_path / "out", **settings)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("watcher", [3, print, fedstill.Watcher])
+def test_a_watcher_is_an_object_of_its_class(watcher: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="^the watcher is .*; give an object of a class from fedstill.Watcher"):
+        fedstill.run(ONE, out=tmp_path / "run", watcher=watcher, **TASK)
+    assert not [*tmp_path.iterdir()]

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,11 +16,11 @@ from fedstill.attacks.release_policy import pass_gate
 from fedstill.audits import whole_runs
 from fedstill.audits.lower_bounds import Finding
 from fedstill.base.errors import front_door
-from fedstill.base.files import path_of
+from fedstill.base.files import in_words, path_of
 from fedstill.base.settings import Settings, sentence
 from fedstill.data import own
 from fedstill.data.sources import DataSet
-from fedstill.engines.transport import Watcher
+from fedstill.engines.transport import Watcher, Watchers
 from fedstill.experiment import sweep as sweeps
 from fedstill.experiment.progress import watch
 from fedstill.methods import find
@@ -73,7 +74,9 @@ def sweep(
     else:
         read = sweeps.read_sweep(path_of(plan, "the plan"))
     with _watched("sweep", progress) as bars:
-        outcome = sweeps.run_sweep(read, folder, final=final, parallel=parallel, watcher=watcher or bars)
+        outcome = sweeps.run_sweep(
+            read, folder, final=final, parallel=parallel, watcher=bars if watcher is None else Watchers(watcher)
+        )
     tuning.write(outcome, folder, "fedstill.sweep(...)")
     return tuning.rows(outcome)
 
@@ -206,9 +209,20 @@ def publish(
         InputError: the run is not finished, misses what the policy asks, or its model cannot be written.
     """
     folder = folder_of(run)
-    asked = () if gate is None else pass_gate(folder, Path(gate))
-    chosen: dict[str, Any] = {"onnx": onnx, "positive": positive, "threshold": threshold, "shape": tuple(shape)}
+    asked = () if gate is None else pass_gate(folder, path_of(gate, "gate"))
+    chosen: dict[str, Any] = {"onnx": onnx, "positive": positive, "threshold": threshold, "shape": _shape(shape)}
     return publishing.publish(folder, path_of(out, "out"), attacks=findings.stored(folder), gate=asked, **chosen)
+
+
+def _shape(shape: object) -> tuple[int, ...]:
+    """The shape of a record, of whole numbers.
+
+    Raises:
+        ValueError: it is another value.
+    """
+    if not isinstance(shape, Sequence) or not all(isinstance(size, Integral) for size in shape):
+        raise ValueError(f"shape is {in_words(shape)}; give channels, height and width, as (3, 224, 224)")
+    return tuple(map(int, shape))
 
 
 def _made(kind: type[S], settings: Mapping[str, Any]) -> S:

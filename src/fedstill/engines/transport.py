@@ -21,6 +21,8 @@ from typing import Any, NamedTuple, Self
 from typing_extensions import override
 
 from fedstill.base import processes, seeds
+from fedstill.base.errors import InputError
+from fedstill.base.files import in_words
 from fedstill.base.processes import keep_memory
 from fedstill.engines.client import Site
 from fedstill.protocol import wire
@@ -118,9 +120,15 @@ class Watcher:
 
 
 class Watchers(Watcher):
-    """Several watchers as one."""
+    """Several watchers as one.
+
+    Raises:
+        InputError: one is an object of another class.
+    """
 
     def __init__(self, *watchers: Watcher) -> None:
+        if other := [one for one in watchers if not isinstance(one, Watcher)]:
+            raise InputError(f"the watcher is {in_words(other[0])}; give an object of a class from fedstill.Watcher")
         for name in (name for name in vars(Watcher) if not name.startswith("_")):
             setattr(self, name, partial(_tell_all, [getattr(watcher, name) for watcher in watchers]))
 
