@@ -246,6 +246,7 @@ class _Past(NamedTuple):
         place: the file or folder of somebody's own records, or their name.
         asked_sites: whether real sites had the records.
         records: their fingerprint (`DataSet.fingerprint`), before a backbone made vectors of them.
+        group: the column of persons, by which it divided them; empty for none.
     """
 
     experiment: Experiment
@@ -253,6 +254,7 @@ class _Past(NamedTuple):
     place: str
     asked_sites: bool
     records: str | None
+    group: str
 
     @classmethod
     def of(cls, record: RunRecord) -> "_Past":
@@ -260,7 +262,8 @@ class _Past(NamedTuple):
         experiment = Experiment(**record.config["experiment"])
         place = record.config.get("data_path") or experiment.data
         asked_sites = RunFolder(record.folder).asked_sites
-        return cls(experiment, record.table_schema, place, asked_sites, record.summary.get("records"))
+        group = (record.summary.get("largest_group") or {}).get("column", "")
+        return cls(experiment, record.table_schema, place, asked_sites, record.summary.get("records"), group)
 
     @property
     def reading(self) -> Reading:
@@ -347,7 +350,7 @@ def _judged(
     if isinstance(data, Raw):
         records, labels = data.test
         images = records if isinstance(records, list) else records.numpy()
-        persons, told = _persons(data.test_columns, run, schema, group, data.group)
+        persons, told = _persons(data.test_columns, run, schema, group or data.group or None)
         told = (_part(len(labels), len(data.train[1]), data.held_out), *resized, *data.remarks, *told)
         return _Labelled(images, labels.numpy(), data.class_names, data.features, persons, told, False)
     label = label or (None if run is None or schema is not None else run.experiment.label_column)
@@ -422,11 +425,10 @@ def _persons(
     run: _Past | None,
     schema: TableSchema | None,
     stated: str | None,
-    usual: str = "",
 ) -> tuple[NDArray[Any] | None, tuple[str, ...]]:
     """The person of each record, by the column that is ``stated``, or the run's; and a sentence if that is absent."""
-    of_run = schema.group if schema is not None else None if run is None else run.experiment.group
-    group = stated or of_run or usual
+    of_run = schema.group if schema is not None else None if run is None else run.experiment.group or run.group
+    group = stated or of_run or ""
     if group in ("", "none") or group in columns:
         return columns.get(group), ()
     if stated is not None:

@@ -6,6 +6,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -95,7 +96,13 @@ def test_an_eye_is_no_person() -> None:
         given(frame(eye=["L", "R"] * (N // 2), patient=patients))
     for kind in ("float16", "float32"):
         assert given(frame(patient=np.arange(N, dtype=kind) // 4))[0].group == "patient"
-    assert given(frame(mrn=[1e20 + i // 4 * 1e19 for i in range(N)]))[0].group == ""
+    for values in (
+        [1e20 + i // 4 * 1e19 for i in range(N)],
+        [i // 4 + (i % 4) / 10 for i in range(N)],
+    ):  # patient.visit
+        with pytest.raises(ValueError, match="column 'mrn' of .* has numbers that are not whole or beyond 2\\^53"):
+            given(frame(mrn=values))
+    assert given(frame(eye=[0, 1] * (N // 2)))[0].group == ""  # a fact of a record, not whose it is
 
 
 def test_a_whole_column_of_patients_counts_before_one_with_gaps() -> None:
@@ -372,9 +379,46 @@ def test_a_person_column_of_some_clients_alone_has_gaps() -> None:
     """The other clients' patients were drawn record by record, and nothing said so."""
     whose = written(lines("age,patient,label", lambda i: f"{i % 90},p{i // 3},{i % 2}"), "a.csv")
     nobodys = written(lines("age,label", lambda i: f"{i % 90},{i % 2}"), "b.csv")
-    with pytest.raises(ValueError, match=f"the column 'patient' of .* has {N} gaps"):
+    with pytest.raises(ValueError, match="client 0's records have the column 'patient' of persons, and .* client 1"):
         given([whose, nobodys], reading_of({}))
     assert given([whose, nobodys], reading_of({"group": "none"}))[0].features == ("age",)
+
+
+def test_patients_of_one_number_at_two_clients_are_said() -> None:
+    """Of hospitals that each count from 1, patient 1 was one person."""
+    text = lines("age,patient,label", lambda i: f"{i % 90},{i // 3},{i % 2}")
+    data = given([written(text, "a.csv"), written(text.replace("age", "age", 1), "b.csv")], reading_of({}))[0]
+    number = len({i // 3 for i in range(N)})
+    assert any(f"{number} values of 'patient' are at several clients" in remark for remark in data.remarks)
+    alone = given([written(text, "a.csv")], reading_of({}))[0]
+    assert not any("at several clients" in remark for remark in alone.remarks)
+
+
+@pytest.mark.parametrize("other", ["whole floats", "texts"])
+def test_a_stated_group_may_have_numbers_with_a_point_or_texts(other: str) -> None:
+    a = frame(stay=[float(i // 4) for i in range(N)])
+    b = frame(stay=[f"s{i // 4}" for i in range(N)]) if other == "texts" else a
+    data = given([a, b], reading_of({"group": "stay"}))[0]
+    assert data.group == "stay" and "stay" not in data.features
+    assert not {*data.columns["stay"]} & {*data.test_columns["stay"]}
+
+
+def test_names_of_classes_of_one_client_alone_are_refused() -> None:
+    """They were taken for the other's numbers, which may mean the reverse."""
+    rows = {"age": [i % 90 for i in range(N)], "label": [i % 2 for i in range(N)]}
+    named = datasets.Dataset.from_dict(rows).cast_column("label", datasets.ClassLabel(names=["ill", "healthy"]))
+    with pytest.raises(
+        ValueError, match="client 1's labels are integers, but another client's classes are ill, healthy"
+    ):
+        given([named, pd.DataFrame(rows)], reading_of({}))
+
+
+def test_the_names_of_columns_are_part_of_the_records() -> None:
+    """A run with a header whose names had changed places was the run before."""
+    text = lines("age,dose,label", lambda i: f"{i % 90},{i % 37},{i % 2}")
+    first = fedstill.load_data(written(text))
+    second = fedstill.load_data(written(text.replace("age,dose", "dose,age")))
+    assert torch.equal(first.train.images, second.train.images) and first.fingerprint != second.fingerprint
 
 
 def test_codes_of_one_client_alone_are_refused_with_the_reason() -> None:
@@ -433,6 +477,17 @@ def test_a_draft_fits_the_file_it_was_drafted_from(
     assert f"classes = [{classes}]" in text and '"0010"' in text
     data = given(place, reading_of({"schema_file": "s.toml"}))[0]
     assert len(data.class_names) == len(values) and "code=010" in data.features
+
+
+@pytest.mark.parametrize("name", ["mrn", "pid", "Patient ID", "participant", "subject_no", "subject-id", "patient_num"])
+def test_a_draft_has_no_person_among_its_numbers(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The number of the patient was drafted as a feature, with its range, and split no patient off."""
+    place = written(lines(f"age,{name},other,label", lambda i: f"{i % 90},{70_000 + i // 3},{i % 7},{i % 2}"))
+    text = drafted(place, capsys, "--target", "label")
+    assert f'group = "{name}"' in text and "70" not in text.replace(name, "")
+    both = written(lines(f"{name},id,mrn2,patient,label", lambda i: f"{i // 3},{i},{i % 5},{i // 3},{i % 2}"))
+    text = drafted(both, capsys, "--target", "label")
+    assert f'group = "{name}"' in text and "left out: 'patient' (it tells whose a record is)" in text
 
 
 def test_a_draft_leaves_out_what_may_be_thousands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,9 +91,21 @@ def test_validation_records_of_each_client_take_the_place_of_its_test_records(tm
     assert read_run(tmp_path / "run").confusion.sum() == len(pooled)  # type: ignore[union-attr]
 
 
-def test_validation_records_are_those_of_simulated_clients(tmp_path: Path) -> None:
-    job = Job(Experiment(**TASK, validation=0.1), find("fedavg")(), tmp_path / "run")
-    with pytest.raises(ValueError, match="--validation splits the records of simulated clients; leave it out with"):
+@pytest.mark.parametrize(
+    ("flag", "settings"),
+    [
+        ("--validation", {"validation": 0.1}),
+        ("--limit", {"limit": 100}),
+        ("--group-bound", {"group": "patient", "group_bound": 3}),
+        ("--group", {"group": "patient"}),
+    ],
+)
+def test_records_are_chosen_among_those_of_simulated_clients(
+    flag: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """A report said "at most 3 records a group", and each site had summed all of its own."""
+    job = Job(Experiment(**{**TASK, **settings}), find("fedavg")(), tmp_path / "run")
+    with pytest.raises(ValueError, match=f"{flag} chooses among the records of simulated clients; leave it out with"):
         run(job, sites=lambda spec: pytest.fail("asked"))
 
 

@@ -77,10 +77,14 @@ def test_the_head_is_that_of_ridge_regression_on_the_pooled_rows(split: str) -> 
     sums = Sums(second=Released(sum(p.second for p in parts)), first=Released(sum(p.first for p in parts)))
     method = AFL(ridge=0.7, epsilon=None, bias=BIAS)
     head = method.head(add_up(Summation(sums, range(len(parts))), method, 1e-5, torch.device("cpu")))
-    expected = Ridge(alpha=0.7, fit_intercept=False, tol=1e-14).fit(pooled(x), t.numpy()).coef_
+
+    def ridge(alpha: float) -> Any:  # of what the target differs from its mean, to which it is pulled
+        coef = Ridge(alpha=alpha, fit_intercept=False, tol=1e-14).fit(pooled(x), (t - t.mean()).numpy()).coef_
+        return coef + np.eye(DIMS + 1)[-1] * float(t.mean()) / BIAS
+
+    expected, other = ridge(0.7), ridge(0.8)
     assert head.shape == (1, DIMS + 1)
     assert np.abs(head[0].numpy() - expected).max() <= 1e-9 * np.abs(expected).max()  # float64 sums in another order
-    other = Ridge(alpha=0.8, fit_intercept=False).fit(pooled(x), t.numpy()).coef_
     assert np.abs(head[0].numpy() - other).max() > 1e-6  # the ridge is not lost in the tolerance
 
 
@@ -202,6 +206,31 @@ def test_private_sums_have_their_guarantee_and_a_worse_fit(folder: Path, steps: 
     assert "times its number, of [-1, 1]" in run.guarantee.reason and "to one class" not in run.guarantee.reason
     silent = trained(folder, "afl", "silent", epsilon=None, bias=0.5, **TABLE)
     assert run["errors"]["rmse"] > silent["errors"]["rmse"]
+
+
+@pytest.mark.parametrize("method", ["afl", AFL, AFL()])
+def test_a_mean_far_from_the_middle_of_the_range_needs_no_setting(folder: Path, method: Any) -> None:
+    """Ridges pulled to the middle of the range, where small constants left them: near 5 of [0, 1000] became 200."""
+    (folder / "days.toml").write_text(SCHEMA.replace("[0, 40]", "[0, 1000]"))
+    settings: dict[str, Any] = {"public": "noise=500"} if isinstance(method, AFL) else {"epsilon": None, **TABLE}
+    run = trained(folder, method, "run", **settings)
+    assert run.config["method"]["bias"] == 0.5
+    assert run["errors"]["r2"] > 0.3 or "epsilon" not in settings
+    given = trained(folder, "afl", "given", bias=0.1, **settings)
+    assert given.config["method"]["bias"] == 0.1
+    assert given["errors"]["rmse"] > 2 * run["errors"]["rmse"] or "epsilon" in settings
+
+
+def test_an_error_no_less_than_that_of_the_mean_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = trained(folder, "afl", "run", epsilon=0.1, **TABLE)
+    assert run["errors"]["r2"] < 0
+    main(["report", str(run.folder), "--out", str(folder / "page")])
+    printed, page = " ".join(capsys.readouterr().out.split()), (folder / "page" / "report.html").read_text()
+    for words in ("afl: R2 is not above 0 by more than chance, so that one number", "the noise may be too large for"):
+        assert words in printed and words in page
+    good = trained(folder, "afl", "good", epsilon=None, **TABLE)
+    main(["report", str(good.folder), "--out", str(folder / "other")])
+    assert "R2 is not above" not in capsys.readouterr().out
 
 
 def test_a_masked_sum_of_numbers_is_the_open_sum_of_whole_ones(folder: Path) -> None:

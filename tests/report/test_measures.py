@@ -165,6 +165,21 @@ def test_a_labelled_file_is_judged_from_python_and_the_command_line(
     assert "sensitivity" in text and " to " in text
 
 
+def test_other_records_are_judged_by_the_persons_whom_the_run_found(tmp_path: Path) -> None:
+    """Intervals were of records, and too narrow, since nobody had named the column."""
+    rng = np.random.default_rng(0)
+
+    def table(patients: int) -> pd.DataFrame:
+        patient = np.repeat(np.arange(patients), 10)
+        return pd.DataFrame({"age": rng.normal(size=len(patient)), "patient": patient, "label": patient % 2})
+
+    run = fedstill.run("fedavg", data=table(40), model="linear", clients=2, rounds=1, workers=0, out=tmp_path / "run")
+    found, whole = fedstill.evaluate(run, new := table(20)), fedstill.evaluate(run, new, group="none")
+    assert found.persons is not None and whole.persons is None
+    fedstill.publish(run, tmp_path / "card")
+    assert "intervals by resampling whole persons (patient)" in (tmp_path / "card" / "README.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from fedstill import methods, schema
 from fedstill.base.records import Normalisation, Records
@@ -86,8 +87,6 @@ def labelled(tmp_path: Path, labels: np.ndarray) -> Path:
 
 
 def like(classes: int) -> Records:
-    import torch
-
     return Records(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), classes, Normalisation((0.0,) * 4, (1.0,) * 4))
 
 
@@ -189,3 +188,65 @@ def test_a_site_with_another_schema_refuses_before_its_records_are_read(
     (tmp_path / "site.csv").unlink()
     with pytest.raises(schema.Refused, match=message):
         SiteData(policy, asked, tmp_path / "run").check_schema()
+
+
+def answering(tmp_path: Path, columns: str, test_label: str = "1", **rules: Any) -> SiteData:
+    """A new process of a site, whose file has these columns and some test records."""
+    lines = [
+        f"{a:.2f},{b:.2f},{i % 2 if i % 4 else test_label},{'train' if i % 4 else 'test'}"
+        for i, (a, b, _) in enumerate(X)
+    ]
+    (tmp_path / "site.csv").write_text("\n".join([f"{columns},label,split", *lines]) + "\n")
+    by = Records(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64), 2, Normalisation((0.0,) * 2, (1.0,) * 2))
+    given = {"client": 0, "data": tmp_path / "site.csv", "state": tmp_path / "state", "methods": ("fedavg",), **rules}
+    run = spec(by, columns=("age", "systolic"), class_names=rules.get("class_names", ("0", "1")))
+    (tmp_path / "run").mkdir(exist_ok=True)
+    return SiteData(SitePolicy(unprotected=True, **given), run, tmp_path / "run")
+
+
+def test_columns_and_classes_that_change_places_are_other_records(tmp_path: Path) -> None:
+    """Numbers alone were compared: a second round was trained with a header whose names had changed places."""
+    answering(tmp_path, "age,systolic").records(0)
+    answering(tmp_path, "age,systolic").records(0)
+    with pytest.raises(ValueError, match="the records have changed since the run's first question"):
+        answering(tmp_path, "systolic,age").records(0)
+    other = tmp_path / "other"
+    other.mkdir()
+    answering(other, "age,systolic", class_names=("no", "yes")).records(0)
+    with pytest.raises(ValueError, match="the records have changed since the run's first question"):
+        answering(other, "age,systolic", class_names=("yes", "no")).records(0)
+
+
+@pytest.mark.parametrize("label", ["-1", "-2"])
+def test_a_negative_class_of_a_test_record_is_refused(label: str, tmp_path: Path) -> None:
+    """It counted from the end: -1 was judged as the last class."""
+    site = answering(tmp_path, "age,systolic", label)
+    with pytest.raises(ValueError, match=f"has the class {label}; classes are counted from 0"):
+        site.records(0)
+
+
+def test_classes_called_1_and_2_need_no_class_0(tmp_path: Path) -> None:
+    labels = np.repeat([1, 2], 30)
+    found = own(labelled(tmp_path, labels), spec(like(2), class_names=("1", "2")), tmp_path)
+    assert found.labels.tolist() == [0] * 30 + [1] * 30
+    rules: dict[str, Any] = {"client": 0, "state": tmp_path / "state", "methods": ("fedavg",), "unprotected": True}
+    policy = SitePolicy(data=tmp_path / "site.npz", **rules)
+    assert any('classes = ["1", "2"]' in words for words in check(policy))
+    assert not any("classes" in words for words in check(SitePolicy(data=policy.data, classes=("1", "2"), **rules)))
+    with pytest.raises(ValueError, match="the site has the class 2, but the policy names 2 classes, which are 0..1"):
+        list(check(SitePolicy(data=policy.data, class_names=("a", "b"), **rules)))
+
+
+def test_a_site_is_told_of_its_own_test_records(tmp_path: Path) -> None:
+    answering(tmp_path, "age,systolic")
+    rules: dict[str, Any] = {"client": 0, "state": tmp_path / "state", "methods": ("fedavg",), "unprotected": True}
+    told = list(check(SitePolicy(data=tmp_path / "site.csv", min_records=40, **rules)))
+    assert "of 60 records 15 are a test split of their own, and train nothing" in told
+
+
+def test_a_site_takes_no_number_as_the_target(tmp_path: Path) -> None:
+    """It would have trained on zeros."""
+    run = spec(like(1), class_names=("days",), target=(0.0, 40.0))
+    policy = SitePolicy(client=0, data=tmp_path, state=tmp_path, methods=("fedavg",), unprotected=True)
+    with pytest.raises(schema.Refused, match="the run predicts a number, which no site takes"):
+        SiteData(policy, run, tmp_path).check_schema()

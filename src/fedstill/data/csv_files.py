@@ -81,7 +81,7 @@ def read_csv(path: Path, *, as_text: bool, fewest: int = 2) -> "pa.Table":
         found = _named(texts, names, path)
         if separator != "," or '"' in text:  # a comma within a cell needs one of them
             commas, _, all_unclear = _signs(texts)
-            if all_unclear and (commas or separator == ";"):
+            if all_unclear and (commas or separator != ","):
                 return found.replace_schema_metadata({UNCLEAR: b""})
         return found
     texts = _parsed(content, path, separator, column_types=all_texts) if separator == ";" else None

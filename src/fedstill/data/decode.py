@@ -60,6 +60,11 @@ class Split:
         """Whether the records are texts."""
         return self.images.dtype == object
 
+    @property
+    def facts(self) -> dict[str, list[str]]:
+        """The names of a table's columns, which are a part of what its numbers say; nothing of other records."""
+        return {"features": list(self.features)} if self.features else {}
+
     def take(self, indices: NDArray[np.int64]) -> "Split":
         """The records at ``indices``."""
         columns = {name: column[indices] for name, column in self.columns.items()}
@@ -67,15 +72,22 @@ class Split:
         return replace(self, images=self.images[indices], labels=self.labels[indices], columns=columns, targets=targets)
 
     def without(self, feature: str) -> "Split":
-        """The records without a feature that tells whose they are, with a remark; as they are, if it is none."""
+        """The records without a feature that tells whose they are, with a remark; as they are, if it is none.
+
+        Of whole numbers with a point, as ``3.0``, it becomes one of the columns.
+        """
         if feature not in self.features:
             return self
         at = self.features.index(feature)
+        values, columns = self.images[:, at], self.columns
+        if feature not in columns and (values == np.rint(values)).all() and (np.abs(values) < 2**24).all():
+            columns = {**columns, feature: values.astype(np.int64)}
         if len(self.features) == 1:
             raise ValueError(f"the only column of numbers is {feature!r}, which tells whose records are; add features")
         return replace(
             self,
             images=np.delete(self.images, at, axis=1),
+            columns=columns,
             features=self.features[:at] + self.features[at + 1 :],
             rounding=None if self.rounding is None else np.delete(self.rounding, at),
             remarks=(*self.remarks, vectors.WHOSE.format(feature)),
@@ -141,7 +153,7 @@ def from_table(
         if targets is None
         else (np.zeros(len(targets), np.int64), (label_column,), False)
     )
-    units = _units(table, (image_column, label_column))
+    units = _units(table, (image_column, label_column), where)
     persons = [name for name in units if schema is None and PERSON.fullmatch(name) and not _has_texts(table, name)]
     table_of = None
     if image_column is not None:
@@ -175,13 +187,14 @@ def _has_texts(table: "pa.Table", name: str) -> bool:
     return vectors.is_text(table.schema.field(name).type)
 
 
-def _units(table: "pa.Table", others: Sequence[str | None]) -> "dict[str, pa.ChunkedArray]":
+def _units(table: "pa.Table", others: Sequence[str | None], where: str) -> "dict[str, pa.ChunkedArray]":
     """The columns whose names say whose a record is: whole floats are numbers there, and some words are gaps."""
-    found = {name: _of_unit(table[name]) for name in table.column_names if UNIT.fullmatch(name) and name not in others}
+    names = [name for name in table.column_names if UNIT.fullmatch(name) and name not in others]
+    found = {name: _of_unit(table[name], name, where) for name in names}
     return {name: column for name, column in found.items() if column is not None}
 
 
-def _of_unit(column: "pa.ChunkedArray") -> "pa.ChunkedArray | None":
+def _of_unit(column: "pa.ChunkedArray", name: str, where: str) -> "pa.ChunkedArray | None":
     """A column of whose a record is, with whole numbers as integers and words for gaps as gaps; or None."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -190,6 +203,11 @@ def _of_unit(column: "pa.ChunkedArray") -> "pa.ChunkedArray | None":
         column = column.cast(pa.float64())
         whole = pc.if_else(pc.is_finite(column), column, None)
         if not pc.all(pc.and_(pc.equal(whole, pc.floor(whole)), pc.less(pc.abs(whole), 2.0**53))).as_py():
+            if PERSON.fullmatch(name):
+                raise ValueError(
+                    f"the column {name!r} of {where} tells whose a record is, but has numbers that are not whole or "
+                    "beyond 2^53; write them as texts or whole numbers, or rename it"
+                )
             return None
         return whole.cast(pa.int64(), safe=False)
     if pa.types.is_null(column.type) or pa.types.is_integer(column.type):

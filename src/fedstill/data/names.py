@@ -92,7 +92,7 @@ KNOWN: dict[str, Known] = {
     "tiny_imagenet": Known(hub="zh-plus/tiny-imagenet", test="valid", normalisation=_IMAGENET),
 }  # fmt: skip
 """Name -> data set; a new one is one entry here (docs/data.md)."""
-_PERSONS, _ID = "patient|subject|person|participant|individual", "[ _-]?(id|no|nr|number|code)?"
+_PERSONS, _ID = "patient|subject|person|participant|individual", "[ _-]?(id|no|nr|num|number|code)?"
 PERSON = re.compile(rf"({_PERSONS}){_ID}|pid|mrn", re.IGNORECASE)
 """Names of columns that tell whose a record is."""
 UNIT = re.compile(rf"({_PERSONS}|lesion|eye|animal|farm|case|speaker|writer|user){_ID}|pid|mrn", re.IGNORECASE)

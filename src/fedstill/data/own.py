@@ -15,6 +15,7 @@ from fedstill.base.errors import front_door
 from fedstill.base.lookup import nfc, repeated
 from fedstill.data import cache, pictures, sources, vectors
 from fedstill.data.decode import Split, composed, in_order, numbered, with_all_names
+from fedstill.data.names import PERSON
 from fedstill.data.places import AS_IT_IS, OWN, Reading, find
 from fedstill.data.readers import read_datasets, read_frame
 from fedstill.data.sources import complete
@@ -250,6 +251,9 @@ def given(data: Any, reading: Reading = AS_IT_IS) -> tuple[sources.DataSet, int 
     if not data:
         raise ValueError("the data are an empty list; give one data set for each client")
     parts = [_splits(one, f"client {i}'s data", reading) for i, one in enumerate(data)]
+    _check_persons([train for train, _ in parts], reading)
+    if persons := reading.persons:
+        parts = [(train.without(persons), test and test.without(persons)) for train, test in parts]
     train = _joined([train for train, _ in parts], marked=True)
     tests = [test for _, test in parts if test is not None]
     if tests and len(tests) < len(parts):
@@ -278,6 +282,18 @@ def records_of(data: Any, reading: Reading = AS_IT_IS) -> tuple[Split, bool]:
     count = len(test.labels)
     told = f"judged are the {count:,} records of the test split, of {count + len(train.labels):,}"
     return replace(test, remarks=(told, *test.remarks)), False
+
+
+def _check_persons(parts: Sequence[Split], reading: Reading) -> None:
+    """Refuse a column of persons that some clients alone have, unless persons do not matter."""
+    columns = [{*part.columns, *part.gaps} for part in parts]
+    for column in sorted({name for each in columns for name in each if PERSON.fullmatch(name)}):
+        have = [column in each for each in columns]
+        if not all(have) and reading.group is None:
+            raise ValueError(
+                f"client {have.index(True)}'s records have the column {column!r} of persons, and those of client "
+                f"{have.index(False)} have none of this name; name both alike, or say --group none"
+            )
 
 
 def _is_pair(data: Sequence[Any]) -> bool:
@@ -428,8 +444,26 @@ def _named(parts: Sequence[Split]) -> tuple[tuple[str, ...], list[Split]]:
                     f"{', '.join(names)}; give all the same"
                 )
             part = part.numbered(names)
+        elif names and not part.class_names and names != tuple(map(str, range(len(names)))):
+            raise ValueError(
+                f"client {i}'s labels are integers, but another client's classes are {', '.join(names[:5])}; give all "
+                "clients' classes names, or all numbers"
+            )
         numbered.append(part)
     return names, numbered
+
+
+def _shared_persons(parts: Sequence[Split]) -> list[str]:
+    """Remarks on persons of several clients, as where each hospital counts its own patients from 1."""
+    found = []
+    for column in (c for c in parts[0].columns if PERSON.fullmatch(c) and len(parts) > 1):
+        each = [np.unique(part.columns[column].astype(str)) for part in parts if column in part.columns]
+        if shared := int((np.unique(np.concatenate(each), return_counts=True)[1] > 1).sum()):
+            found.append(
+                f"{shared:,} values of {column!r} are at several clients and count as the same persons; if they are "
+                "others, put each client's name before them"
+            )
+    return found
 
 
 def _joined(splits: Sequence[Split], *, marked: bool = False) -> Split:
@@ -474,7 +508,7 @@ def _joined(splits: Sequence[Split], *, marked: bool = False) -> Split:
         first.is_text,
         first.features,
         np.max(errors, axis=0) if errors else None,
-        remarks=tuple(dict.fromkeys(remark for part in ordered for remark in part.remarks)),
+        remarks=(*dict.fromkeys(remark for part in ordered for remark in part.remarks), *_shared_persons(ordered)),
         targets=None if first.targets is None else np.concatenate([part.targets for part in ordered]),
         gaps=gaps,
     )

@@ -171,7 +171,7 @@ def group_split(
     if fraction and not number:
         raise ValueError(
             f"the {len(indices)} records have {len(values)} groups of up to {sizes.max()} records, of which none can "
-            f"be set aside whole for a share of {fraction:g}; give more records, or leave --group out"
+            f"be set aside whole for a share of {fraction:g}; give more records, or say --group none"
         )
     return np.sort(indices[~taken[codes]]), np.sort(indices[taken[codes]])
 

@@ -19,7 +19,7 @@ from fedstill.data.table_schema import TableSchema
 
 LARGEST = 4096
 """Largest height and width of resized images, in pixels."""
-_READERS = 9
+_READERS = 10
 """Version of the readers of files: increased if the same files give other records or columns than before."""
 
 
@@ -42,6 +42,15 @@ class Reading:
     group: str | None = None
     clients: int | None = None
     schema: TableSchema | None = None
+
+    @property
+    def persons(self) -> str:
+        """The column that somebody states to tell whose a record is, which so is no feature; empty for none.
+
+        The columns of a schema are its own, and one that deals records to clients may be a fact of each.
+        """
+        is_stated = self.group != "none" and self.clients is None and self.schema is None
+        return (self.group or "") if is_stated else ""
 
     @property
     def words(self) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstill.data.csv_files import UNCLEAR
+from fedstill.data.names import PERSON
 from fedstill.data.table_schema import FALSE, TRUE, Unclear, number_of, numbers_of, refuse_thousands, texts_of
 
 if TYPE_CHECKING:
@@ -23,9 +24,8 @@ _HEADER = """\
 # A draft from {rows} rows of {name}. Ranges and categories stand in it as these rows have them: replace them by public
 # numbers (a data dictionary, what can be measured at all) before anybody else gets this file.
 """
-_PERSONS = {"patient", "patient_id", "subject", "subject_id", "person", "id"}
 _SITES = {"site", "hospital", "centre", "center", "provider"}
-"""Names of columns of persons and of sites, in small letters."""
+"""Names of columns of sites, in small letters."""
 _ITEM = re.compile(r"[\[,]\n {4}")
 """What stands before an item of a list in TOML with an item in each line."""
 
@@ -55,10 +55,14 @@ def draft(table: "pa.Table", target: str | None, name: str) -> str:
     columns: dict[str, Any] = {}
     left: dict[str, str] = {}
     roles: dict[str, str] = {}
-    for column in (c for c in frame if c != target):
-        role = "group" if column.casefold() in _PERSONS else "site" if column.casefold() in _SITES else None
-        if role is not None and role not in roles:
-            roles[role] = column
+    ids = [c for c in frame if c != target and (PERSON.fullmatch(c) or c.casefold() == "id")]
+    if ids:
+        roles["group"] = max(ids, key=lambda c: c.casefold() != "id")  # an id may number the rows
+    for column in (c for c in frame if c != target and c != roles.get("group")):
+        if column.casefold() in _SITES and "site" not in roles:
+            roles["site"] = column
+        elif PERSON.fullmatch(column):
+            left[column] = "it tells whose a record is"
         elif isinstance(found := _drafted(frame[column], texts[column], is_unclear=is_unclear), dict):
             columns[column] = found
         else:

@@ -44,9 +44,9 @@ def complete(
     Raises:
         ValueError: the splits do not match, or a class is absent or out of range.
     """
+    if persons := reading.persons:
+        train, test = train.without(persons), test and test.without(persons)
     group = _group(train, name, known, reading)
-    if group and reading.clients is None and reading.group == group:
-        train, test = train.without(group), test and test.without(group)
     held_out = test is None
     if test is None:
         train, test = _hold_out(train, group)
@@ -73,11 +73,10 @@ def complete(
     copies = 0 if train.texts else int(twins(*(torch.from_numpy(split.images) for split in (test, train))).sum())
     return cache.CacheEntry(
         arrays=arrays_of(train, test) | arrays,
-        facts={"class_names": list(class_names), **scaled, "columns": list(train.columns)},
+        facts={"class_names": list(class_names), **scaled, "columns": list(train.columns), **train.facts},
         notes={
             FOUND: train.is_text,
             HELD_OUT: held_out,
-            "features": list(train.features),
             "test_columns": shared,
             "group": group,
             "copies": copies,
@@ -113,7 +112,8 @@ def _group(train: Split, name: str, known: Known | None, reading: Reading) -> st
     if known is not None:
         return ""
     units = (column for column in columns if UNIT.fullmatch(column) and column != group)
-    found = next((unit for unit in units if 2 <= len(np.unique(columns[unit])) < len(train.labels)), "")
+    counts = {unit: len(np.unique(columns[unit])) for unit in units}  # eye = 0 or 1 is a fact of a record
+    found = next((unit for unit, n in counts.items() if 3 - bool(PERSON.fullmatch(unit)) <= n < len(train.labels)), "")
     some = (column for column, gaps in train.gaps.items() if gaps < len(train.labels))  # an empty one groups nothing
     gapped = next((column for column in some if (PERSON if found else UNIT).fullmatch(column)), None)
     if gapped is not None and not PERSON.fullmatch(found):  # an eye or a lesion is no person
@@ -473,7 +473,7 @@ def data_set(
         measured=scale + measured_classes(class_names, known, published=published, found=bool(entry.notes.get(FOUND))),
         known=published,
         constant=str(entry.facts.get("constant", "")),
-        features=tuple(entry.notes.get("features", ())),
+        features=tuple(entry.facts.get("features", ())),
         held_out=bool(entry.notes.get(HELD_OUT)),
         **_also(entry),
     )
@@ -620,7 +620,7 @@ def _raw(source: Source, entry: cache.CacheEntry, fingerprint: str, *, published
         fingerprint,
         measured,
         bool(entry.notes.get(HELD_OUT)),
-        tuple(entry.notes.get("features", ())),
+        tuple(entry.facts.get("features", ())),
         known=published,
         **_also(entry),
     )
@@ -633,15 +633,16 @@ def entry_of(source: Source) -> cache.CacheEntry:
         ValueError: a class is negative or above the limit.
     """
     train, test = source.read()
-    if len(train.labels) and train.labels.min() < 0:
-        raise ValueError(f"{source.location!r} has the class {train.labels.min()}; classes are counted from 0")
-    if len(train.labels) and train.labels.max() >= MOST_CLASSES:
-        raise ValueError(
-            f"{source.location!r} has the class {train.labels.max()}, but there are at most {MOST_CLASSES} classes; "
-            "number them from 0, in the order of all sites"
-        )
     test = test or train.take(np.empty(0, np.int64))
+    labels = np.concatenate([train.labels, test.labels])
+    if len(labels) and labels.min() < 0:
+        raise ValueError(f"{source.location!r} has the class {labels.min()}; classes are counted from 0")
+    if len(labels) and labels.max() >= MOST_CLASSES:
+        raise ValueError(
+            f"{source.location!r} has the class {labels.max()}, but there are at most {MOST_CLASSES} classes; number "
+            "them from 0, in the order of all sites"
+        )
     names = train.class_names or (source.known.class_names if source.known else ())
     remarks = [*dict.fromkeys((*train.remarks, *test.remarks))]
-    notes = {"features": list(train.features), "remarks": remarks}
-    return cache.CacheEntry(arrays=arrays_of(train, test), facts={"class_names": list(names)}, notes=notes)
+    facts = {"class_names": list(names), **train.facts}
+    return cache.CacheEntry(arrays=arrays_of(train, test), facts=facts, notes={"remarks": remarks})

@@ -77,6 +77,8 @@ class Job:
         if not isinstance(out, str | Path):
             raise ValueError(f"the run's folder is {out!r}; give a path, as Job(experiment, method, 'runs/first')")
         made = _made(method)
+        with suppress(ValueError):  # of a schema's file that is missing, which the check of the run names
+            made = made if experiment.target_range is None else made.for_number()
         given = name or (method if isinstance(method, str) else name_of(type(made)))
         _check_name(given, made)
         values = {"experiment": experiment, "method": made, "out": Path(out).expanduser(), "name": given}

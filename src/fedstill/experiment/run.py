@@ -213,8 +213,8 @@ def run(
         check_classes(job.experiment, "a run with real sites")
     if sites is not None and parties is None and job.experiment.masked is not None:
         raise ValueError("--sums masked needs helpers, which the server's roster names; use --sums open without one")
-    if sites is not None and job.experiment.validation:
-        raise ValueError("--validation splits the records of simulated clients; leave it out with real sites")
+    if sites is not None:
+        _refuse_shares(job.experiment)
     with (
         processes.PROCESS
     ):  # a new thread takes over the number of threads, which a step of another run may have changed
@@ -223,6 +223,18 @@ def run(
             torch.set_num_threads(1)  # a copy waits for ever for the threads that its parent computed with
     with RunFolder(job.out).locked(), _watched(watcher, job) as both:
         return _run(job, data, both, sites, parties, task, on_model)
+
+
+def _refuse_shares(experiment: Experiment) -> None:
+    """Refuse settings that choose among the records of simulated clients: a real site has its own."""
+    chosen = {
+        "--validation": experiment.validation,
+        "--limit": experiment.limit,
+        "--group-bound": experiment.group_bound,
+        "--group": experiment.group not in (None, "none"),
+    }
+    if given := next((flag for flag, value in chosen.items() if value), None):
+        raise ValueError(f"{given} chooses among the records of simulated clients; leave it out with real sites")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ Differs from the paper (docs/methods/afl.md has the whole list):
 * one Gaussian release by default; features are whitened and clipped with public numbers.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from jaxtyping import Float64
 from pydantic import NonNegativeFloat, PositiveFloat
@@ -27,6 +27,17 @@ from fedstill.methods.parts.temperatures import tempered
 from fedstill.protocol import Client, Federation, Method, step
 
 
+def middle(total: Total) -> float:
+    """The mean of a number over all records, to which its head is pulled; 0 for classes.
+
+    It is the sum in H by the count in G, both with their noise, within the number's public range [-1, 1].
+    """
+    if len(total.first) > 1:
+        return 0.0
+    records = float(total.matrix()[-1, -1]) / total.bias**2
+    return min(1.0, max(-1.0, float(total.first[0, -1]) / total.bias / max(1.0, records)))
+
+
 class AFL(MomentSums, Method):
     """One upload of sums; the server solves for the least-squares head of all records."""
 
@@ -39,6 +50,11 @@ class AFL(MomentSums, Method):
     """Eigenvalues of the noisy sums of products: negative ones count as 0, or the noise's spread is undone."""
 
     @override
+    def for_number(self) -> Self:
+        """With a larger constant: a number's mean may lie far from the middle of its range, to which ridges pull."""
+        return self if "bias" in self.model_fields_set else self.model_copy(update={"bias": 0.5})
+
+    @override
     def server(self, fed: Federation) -> nn.Module:
         features = public_features(fed, self, "afl")
         sums = fed.sum(self.sum_up, exactly=sizes(fed, features, self), features=features)  # C_k, X_k^T Y_k
@@ -46,9 +62,12 @@ class AFL(MomentSums, Method):
         return head_model(fed, features, tempered(self.head(total), total, self.damping(total)), self)
 
     def head(self, total: Total) -> Float64[Tensor, "classes p"]:
-        """W^T with ``W = (sum_k C_k + lambda I)^-1 sum_k X_k^T Y_k``."""
-        ridge = self.damping(total)
-        return solve(total.matrix(), total.first.T, ridge, noise=total.noise, spectrum=self.spectrum).T
+        """W^T with ``W = (sum_k C_k + lambda I)^-1 sum_k X_k^T Y_k``; of a number, Y is less its mean."""
+        products, mean = total.matrix(), middle(total)
+        right = total.first.T - mean * products[:, -1:] / total.bias
+        head = solve(products, right, self.damping(total), noise=total.noise, spectrum=self.spectrum).T
+        head[:, -1] += mean / total.bias
+        return head
 
     def damping(self, total: Total) -> float:
         """The multiple of the identity, lambda, with what the noise in the sums adds to it."""

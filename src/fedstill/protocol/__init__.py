@@ -6,7 +6,7 @@ its steps run at a `Client` and turn a request into a `Reply`. No method knows w
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pydantic import ConfigDict
 from torch import Tensor, nn
@@ -134,6 +134,10 @@ class Method(Settings, ABC):
     def first_draw(self, client: int) -> int:
         """The number (``draw`` of `Client.new_model`) of the random start of the model that a client sends first."""
         return 0
+
+    def for_number(self) -> Self:
+        """The method with the defaults for a number as the target, where nobody set others; as it is by default."""
+        return self
 
     def opened(self, sent: Records) -> Records:
         """The images that the server uses, from those that clients sent; the same by default."""

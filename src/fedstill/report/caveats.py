@@ -74,7 +74,7 @@ def of_training(run: RunRecord) -> list[str]:
     if not run.finished:
         return []
     found, steps = [], client_steps(run)
-    constant = run.confusion is not None and _is_constant(run.confusion)
+    constant = bool(of_errors(run)) if run.confusion is None else _is_constant(run.confusion)
     if constant and run.guarantee.holds and run.guarantee.epsilon:
         once = ", or, for a method that only adds up, masked sums (--sums masked), which need noise once,"
         masked = str(run.config["experiment"].get("sums", "")).startswith("masked")
@@ -83,7 +83,8 @@ def of_training(run: RunRecord) -> list[str]:
             f"noise multiplier){'' if masked else once} make it smaller beside them"
         )
     elif constant and (steps is None or steps >= _FEW_STEPS) and run.tries is None:
-        found.append("other rates, rounds or ridges may do better (--tune), and --measure auc tells whether it ranks")
+        ranks = "" if run.confusion is None else ", and --measure auc tells whether it ranks"
+        found.append(f"other rates, rounds or ridges may do better (--tune){ranks}")
     elif constant and steps is not None and steps < _FEW_STEPS:
         found.append(
             f"a client took {steps} steps in all (rounds x epochs x batches of records), which train little; raise "
@@ -154,6 +155,15 @@ def of_model(confusion: NDArray[np.int64], name: Callable[[int], str]) -> list[s
     return found
 
 
+def of_errors(run: RunRecord) -> list[str]:
+    """The caveat of a model whose predictions of a number are no better than one number for all records."""
+    share = ((run.numbers or {}).get("all") or {}).get("r2") or (None, None, None)
+    least = share[0] if share[1] is None else share[1]
+    if least is None or least > 0:
+        return []
+    return ["R2 is not above 0 by more than chance, so that one number for all records, their mean, errs no more"]
+
+
 def _is_constant(confusion: NDArray[np.int64]) -> bool:
     """Whether always saying the largest class is as accurate, up to chance."""
     tested = confusion.sum(1)
@@ -202,9 +212,9 @@ def of_rows(rows: Sequence[tuple[str, Sequence[RunRecord]]]) -> list[str]:
             of_names.setdefault(text, []).append(name)
     for name, some in rows:
         told: dict[str, int] = {}
-        seeds = [run for run in some if run.confusion is not None]
+        seeds = [run for run in some if run.confusion is not None or run.numbers is not None]
         for run in seeds:
-            for text in (*of_model(_matrix(run), run.class_name), *of_training(run)):
+            for text in (*_of_predictions(run), *of_training(run)):
                 told[text] = told.get(text, 0) + 1
         for text, count in told.items():
             of_names.setdefault(text, []).append(
@@ -214,6 +224,10 @@ def of_rows(rows: Sequence[tuple[str, Sequence[RunRecord]]]) -> list[str]:
         some_names = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
         found.append(f"{some_names}: {text}.")
     return found
+
+
+def _of_predictions(run: RunRecord) -> list[str]:
+    return of_errors(run) if run.confusion is None else of_model(run.confusion, run.class_name)
 
 
 def _matrix(run: RunRecord) -> NDArray[np.int64]:

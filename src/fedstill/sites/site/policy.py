@@ -274,8 +274,8 @@ def class_names(policy: SitePolicy) -> tuple[str, ...]:
     cache_dir = policy.state / "data"
     read = partial(sources.load_raw_part, str(policy.data), policy.reading, cache_dir=cache_dir)
     part: sources.Raw = _loaded("the site's records", read)
-    labels = [int(some.max()) for some in (part.train[1], part.test[1]) if len(some)]
-    return part.class_names or policy.class_names or tuple(map(str, range(1 + max(labels, default=-1))))
+    occur = torch.unique(torch.cat([part.train[1], part.test[1]])).tolist()
+    return part.class_names or policy.class_names or tuple(map(str, occur))
 
 
 T = TypeVar("T")
@@ -376,6 +376,10 @@ def _check_data(policy: SitePolicy) -> Iterator[str]:
             read = partial(features.load_backbone, name, part.shape, download=False, cache_dir=cache_dir)
             _loaded(f"the backbone {name!r} (features)", read)
     records, labels = len(part.train[0]), part.train[1]
+    if tested := len(part.test[1]):
+        yield f"of {records + tested:,} records {tested:,} are a test split of their own, and train nothing"
+    if part.class_names == () and policy.class_names:
+        _check_labels(policy.class_names, torch.cat([part.train[1], part.test[1]]))
     if records < policy.min_records:
         raise ValueError(f"the site has {records} records; with fewer than {policy.min_records} it answers nothing "
                          "(min_records)")  # fmt: skip
@@ -394,6 +398,14 @@ def _check_data(policy: SitePolicy) -> Iterator[str]:
         yield "all records have one class"
     if policy.min_records < _FEW:
         yield f"min_records is {policy.min_records}; the replies of so few records tell much of each"
+
+
+def _check_labels(names: tuple[str, ...], labels: torch.Tensor) -> None:
+    if len(labels) and int(labels.max()) >= len(names):
+        raise ValueError(
+            f"the site has the class {int(labels.max())}, but the policy names {len(names)} classes, which are "
+            f"0..{len(names) - 1}; number them from 0, or name more (class_names)"
+        )
 
 
 def _loaded(what: str, load: Callable[[], T]) -> T:

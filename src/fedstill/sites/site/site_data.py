@@ -69,6 +69,8 @@ class SiteData:
         Raises:
             Refused: one of them has none, or they are different.
         """
+        if self._spec.target is not None:
+            raise schema.Refused("the run predicts a number, which no site takes (target)")
         own, expected = self._reading.schema, self._spec.table_schema
         if own is None and expected is None:
             return
@@ -119,15 +121,20 @@ class SiteData:
         Raises:
             Refused: the records do not fit the run's task.
         """
-        part, spec = self._part, self._spec
-        places = {nfc(name): i for i, name in enumerate(spec.class_names)}
-        names = part.class_names or self._policy.class_names or self._numbers(part.train[1], part.test[1])
-        if unknown := [name for name in names if nfc(name) not in places]:
+        part = self._part
+        places = {nfc(name): i for i, name in enumerate(self._spec.class_names)}
+        stated, occur = (
+            part.class_names or self._policy.class_names,
+            torch.unique(torch.cat([part.train[1], part.test[1]])),
+        )
+        names = stated or self._numbers(occur)
+        needed = stated or [names[label] for label in occur.tolist()]
+        if unknown := [name for name in needed if nfc(name) not in places]:
             raise schema.Refused(f"the site's class '{schema.clean(unknown[0])}' is not a class of the run")
-        table, order = torch.tensor([places[nfc(name)] for name in names]), self._order(part.columns)
+        table, order = torch.tensor([places.get(nfc(name), -1) for name in names]), self._order(part.columns)
         return self._in_task(*part.train, table, order), self._in_task(*part.test, table, order)
 
-    def _numbers(self, *labels: torch.Tensor) -> list[str]:
+    def _numbers(self, labels: torch.Tensor) -> list[str]:
         """The names of classes whose labels are integers: their numbers, if the run's classes are called so.
 
         Raises:
@@ -139,7 +146,7 @@ class SiteData:
                 f"the site's labels are integers, but the run's classes are called '{schema.clean(names[0])}', ...; "
                 "name the site's classes in its policy, in their order (class_names)"
             )
-        return list(map(str, range(1 + max((int(some.max()) for some in labels if len(some)), default=-1))))
+        return list(map(str, range(1 + int(labels.max())))) if len(labels) else []
 
     def _order(self, own: tuple[str, ...]) -> list[int] | None:
         """Places of the run's columns among the site's; None if they are the same, or records have no columns.
@@ -183,7 +190,7 @@ class SiteData:
             ValueError: they are others than at the run's first question, so that releases of different records would
                 count as those of the same.
         """
-        fingerprint = self._part.fingerprint
+        fingerprint = self._part.fingerprint + "".join(f" {name!r}" for name in self._policy.class_names)
         if not self._seen.exists():
             files.write_bytes(self._seen, fingerprint.encode())
         elif self._seen.read_text("utf-8") != fingerprint:
