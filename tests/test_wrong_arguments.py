@@ -205,6 +205,8 @@ def test_data_show_takes_the_column_of_classes(tmp_path: Path, capsys: pytest.Ca
         ({"gate": 3}, "gate is 3; give the path"),
         ({"shape": 3}, r"shape is 3; give channels, height and width, as \(3, 224, 224\)"),
         ({"shape": "3x4"}, "shape is '3x4'; give"),
+        ({"shape": ""}, "shape is ''; give"),
+        ({"shape": (True, 8, 8)}, r"shape is \(True, 8, 8\); give"),
         ({"shape": (1.5, 2, 2)}, r"shape is \(1.5, 2, 2\); give"),
     ],
 )

@@ -161,7 +161,9 @@ def _given(data: Any, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return data, settings
     if isinstance(data, str | Path):
         return place_of(data), settings
-    found, clients = own.given(data, own.reading_of(settings))
+    found, clients = own.given(
+        data, own.reading_of({"clients": Experiment.model_fields["clients"].default, **settings})
+    )
     if clients is None:
         return found, settings
     stated = {"partition": f"by:{own.CLIENT}", "clients": clients}

@@ -220,9 +220,11 @@ def _shape(shape: object) -> tuple[int, ...]:
     Raises:
         ValueError: it is another value.
     """
-    if not isinstance(shape, Sequence) or not all(isinstance(size, Integral) for size in shape):
+    shape = shape.tolist() if hasattr(shape, "tolist") else shape
+    sizes = shape if isinstance(shape, list | tuple) else [None]
+    if any(isinstance(size, bool) or not isinstance(size, Integral) for size in sizes):
         raise ValueError(f"shape is {in_words(shape)}; give channels, height and width, as (3, 224, 224)")
-    return tuple(map(int, shape))
+    return tuple(map(int, sizes))
 
 
 def _made(kind: type[S], settings: Mapping[str, Any]) -> S:

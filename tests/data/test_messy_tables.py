@@ -3,6 +3,7 @@
 import json
 import math
 import struct
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -408,7 +409,7 @@ def test_names_of_classes_of_one_client_alone_are_refused() -> None:
     rows = {"age": [i % 90 for i in range(N)], "label": [i % 2 for i in range(N)]}
     named = datasets.Dataset.from_dict(rows).cast_column("label", datasets.ClassLabel(names=["ill", "healthy"]))
     with pytest.raises(
-        ValueError, match="client 1's labels are integers, but another client's classes are ill, healthy"
+        ValueError, match="client 1 has the class 0, an integer, but another client's classes are ill, healthy"
     ):
         given([named, pd.DataFrame(rows)], reading_of({}))
 
@@ -439,7 +440,48 @@ def test_pictures_in_memory_are_refused_with_what_helps_them() -> None:
     assert "--size" not in str(refused.value)
 
 
+@pytest.mark.parametrize("values", [lambda i: float(i // 7), lambda i: i / 8])
+def test_a_column_of_a_schema_is_what_the_schema_says(values: Any) -> None:
+    Path("s.toml").write_text(
+        'target = "label"\nclasses = ["0", "1"]\n[columns.subject_number]\nkind = "number"\nrange = [0, 900]\n'
+    )
+    place = written(lines("subject_number,label", lambda i: f"{values(i)},{i % 2}"))
+    assert given(place, reading_of({"schema_file": "s.toml"}))[0].features == ("subject_number",)
+
+
+def test_decimal_numbers_of_databases_name_persons() -> None:
+    table = pa.table({"age": AGE, "patient": [i // 3 for i in range(N)], "label": [i % 2 for i in range(N)]})
+    place = table.schema.get_field_index("patient")
+    data = given(table.set_column(place, "patient", table["patient"].cast(pa.decimal128(22, 0))), reading_of({}))[0]
+    assert data.group == "patient" and data.features == ("age",)
+
+
+def test_records_in_memory_are_grouped_by_the_column_of_the_partition() -> None:
+    data = given(frame(stay=[i // 4 for i in range(N)]), reading_of({"partition": "by:stay", "clients": 5}))[0]
+    assert data.group == "stay" and not {*data.columns["stay"]} & {*data.test_columns["stay"]}
+    name = unicodedata.normalize("NFD", "séjour")
+    assert given(frame(séjour=[i // 4 for i in range(N)]), reading_of({"group": name}))[0].group == "séjour"
+
+
+@pytest.mark.parametrize("values", [[i / 8 for i in range(N)], [float(2**24 + i // 4) for i in range(N)]])
+def test_a_stated_group_of_other_numbers_is_refused(values: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"--group is 'stay', a column of numbers that are not whole or of 2\^24 and"):
+        given(frame(stay=values), reading_of({"group": "stay"}))
+
+
+def test_integers_are_the_classes_of_these_names() -> None:
+    rows = {"age": [i % 90 for i in range(N)], "label": [i % 2 for i in range(N)]}
+    named = datasets.Dataset.from_dict(rows).cast_column("label", datasets.ClassLabel(names=["1", "2"]))
+    data = given([named, pd.DataFrame({**rows, "label": [1 + i % 2 for i in range(N)]})], reading_of({}))[0]
+    assert data.class_names == ("1", "2")
+    labels = torch.cat([data.train.labels, data.test.labels])
+    assert labels.bincount().tolist() == [N, N]
+
+
 def test_a_stated_group_that_is_the_only_number_is_refused() -> None:
+    only = written(lines("patient,label", lambda i: f"{i // 3},{i % 2}"), "p.csv")
+    with pytest.raises(InputError, match="has no column of numbers but 'patient', which tells whose a record is"):
+        fedstill.load_data(only)
     text = lines("pat,label", lambda i: f"{i // 3},{i % 2}")
     with pytest.raises(InputError, match="the only column of numbers is 'pat', which tells whose records are"):
         fedstill.load_data(written(text), group="pat")

@@ -17,7 +17,7 @@ from fedstill import methods
 from fedstill.base.seeds import Simulated, stream
 from fedstill.cli import main
 from fedstill.evaluation import Numbers
-from fedstill.methods.afl import AFL
+from fedstill.methods.afl import AFL, middle
 from fedstill.methods.parts.feature_sums import Total, add_up
 from fedstill.methods.parts.moments import Sums
 from fedstill.privacy.integer_sums import IntegerMoments
@@ -208,17 +208,45 @@ def test_private_sums_have_their_guarantee_and_a_worse_fit(folder: Path, steps: 
     assert run["errors"]["rmse"] > silent["errors"]["rmse"]
 
 
-@pytest.mark.parametrize("method", ["afl", AFL, AFL()])
+class Mine(AFL):
+    """A method of somebody's own, with a default of its own."""
+
+    bias: float = 0.2
+
+
+@pytest.mark.parametrize(
+    ("method", "bias"),
+    [("afl", 0.5), (AFL, 0.5), (AFL(), 0.5), (AFL(bias=0.1), 0.1), (Mine, 0.2), (Mine(bias=0.3), 0.3)],
+)
+def test_a_number_has_a_larger_constant_where_nobody_says_another(method: Any, bias: float, tmp_path: Path) -> None:
+    (tmp_path / "days.toml").write_text(SCHEMA)
+    job = fedstill.Job(fedstill.Experiment(schema_file=str(tmp_path / "days.toml")), method, "run")
+    assert dict(job.method)["bias"] == bias
+    assert dict(fedstill.Job(fedstill.Experiment(), "afl", "run").method)["bias"] == 0.1
+
+
+def test_an_uncertain_count_pulls_to_the_middle() -> None:
+    """Divided by a count that is noise, the sum would be an end of the range, which is added to every prediction."""
+
+    def total(count: float, std: float) -> Total:
+        second, first = torch.zeros(1, 3, dtype=torch.float64), torch.tensor([[0.0, 30.0]], dtype=torch.float64)
+        second[0, -1] = count
+        return Total(second, first, 0.5, std, std)
+
+    assert middle(total(60.0, 0.0)) == pytest.approx(0.25)
+    assert middle(total(60.0, 14.9)) == pytest.approx(0.25) and middle(total(60.0, 15.1)) == 0
+    assert middle(total(-60.0, 1.0)) == 0 and middle(total(0.0, 0.0)) == 0
+    assert middle(total(5.0, 0.1)) == 1  # the range is public
+
+
+@pytest.mark.parametrize("method", ["afl", AFL])
 def test_a_mean_far_from_the_middle_of_the_range_needs_no_setting(folder: Path, method: Any) -> None:
     """Ridges pulled to the middle of the range, where small constants left them: near 5 of [0, 1000] became 200."""
     (folder / "days.toml").write_text(SCHEMA.replace("[0, 40]", "[0, 1000]"))
-    settings: dict[str, Any] = {"public": "noise=500"} if isinstance(method, AFL) else {"epsilon": None, **TABLE}
-    run = trained(folder, method, "run", **settings)
-    assert run.config["method"]["bias"] == 0.5
-    assert run["errors"]["r2"] > 0.3 or "epsilon" not in settings
-    given = trained(folder, "afl", "given", bias=0.1, **settings)
-    assert given.config["method"]["bias"] == 0.1
-    assert given["errors"]["rmse"] > 2 * run["errors"]["rmse"] or "epsilon" in settings
+    for bias in ({}, {"bias": 0.1}):
+        run = trained(folder, method, f"run{len(bias)}", epsilon=None, **bias, **TABLE)
+        assert run.config["method"]["bias"] == bias.get("bias", 0.5)
+        assert run["errors"]["r2"] > 0.3
 
 
 def test_an_error_no_less_than_that_of_the_mean_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

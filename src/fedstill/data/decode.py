@@ -80,7 +80,12 @@ class Split:
             return self
         at = self.features.index(feature)
         values, columns = self.images[:, at], self.columns
-        if feature not in columns and (values == np.rint(values)).all() and (np.abs(values) < 2**24).all():
+        if feature not in columns:
+            if (values != np.rint(values)).any() or (np.abs(values) >= 2**24).any():
+                raise ValueError(
+                    f"--group is {feature!r}, a column of numbers that are not whole or of 2^24 and more; write them "
+                    "as whole numbers or texts"
+                )
             columns = {**columns, feature: values.astype(np.int64)}
         if len(self.features) == 1:
             raise ValueError(f"the only column of numbers is {feature!r}, which tells whose records are; add features")
@@ -140,8 +145,6 @@ def from_table(
             be read, differs from the first in size, has more colours, has more than 8 bits a channel (with ``fit``, in
             colour or with transparency) or is transparent.
     """
-    import pyarrow as pa
-
     image_column = next((name for name in image if name in table.column_names), None)
     label_column = _label_column(table, label, where)
     table, remarks = without_index(plain_types(table), (image_column, label_column))
@@ -153,8 +156,9 @@ def from_table(
         if targets is None
         else (np.zeros(len(targets), np.int64), (label_column,), False)
     )
-    units = _units(table, (image_column, label_column), where)
-    persons = [name for name in units if schema is None and PERSON.fullmatch(name) and not _has_texts(table, name)]
+    units = _units(table, (image_column, label_column))
+    persons = [] if schema is not None else [n for n in table.column_names if n in units and not _has_texts(table, n)]
+    persons = [name for name in persons if PERSON.fullmatch(name)]
     table_of = None
     if image_column is not None:
         cells = (cell for batch in table.select([image_column]).to_batches() for cell in batch.column(0).to_pylist())
@@ -162,18 +166,13 @@ def from_table(
     elif table_of := vectors.of_table(
         table.drop_columns(persons), label_column, where, labels, checked=schema is not None
     ):
+        _refuse_fractions(table_of.names if schema is None else (), where)
         records, remarks = table_of.vectors, (*remarks, *table_of.remarks, *map(vectors.WHOSE.format, persons))
         _refuse_second_label(table_of.names, label_column, label, where)
     else:
         image_column = _text_column(table, label_column, image, where)
         records = np.array(table[image_column].to_pylist(), dtype=object)
-    others = {
-        name: table[name]
-        for name in table.column_names
-        if name not in (image_column, label_column)
-        and (pa.types.is_integer(table[name].type) or vectors.is_text(table[name].type))
-    }
-    others |= units
+    others = _others(table, (image_column, label_column)) | units
     gaps = {name: column.null_count for name, column in others.items() if column.null_count}
     columns = {name: composed(np.asarray(c.to_pylist())) for name, c in others.items() if name not in gaps}
     if gaps:
@@ -187,27 +186,39 @@ def _has_texts(table: "pa.Table", name: str) -> bool:
     return vectors.is_text(table.schema.field(name).type)
 
 
-def _units(table: "pa.Table", others: Sequence[str | None], where: str) -> "dict[str, pa.ChunkedArray]":
+def _refuse_fractions(features: Sequence[str], where: str) -> None:
+    """Refuse a feature that is called as a column of persons is, which is one of numbers that are not whole."""
+    if name := next((name for name in features if PERSON.fullmatch(name)), None):
+        raise ValueError(
+            f"the column {name!r} of {where} tells whose a record is, but has numbers that are not whole or beyond "
+            "2^53; write them as texts or whole numbers, or rename it"
+        )
+
+
+def _others(table: "pa.Table", taken: Sequence[str | None]) -> "dict[str, pa.ChunkedArray]":
+    """The columns of integers and of texts but those that are ``taken``."""
+    import pyarrow as pa
+
+    kept = (column for column in table.schema if column.name not in taken)
+    return {c.name: table[c.name] for c in kept if pa.types.is_integer(c.type) or vectors.is_text(c.type)}
+
+
+def _units(table: "pa.Table", others: Sequence[str | None]) -> "dict[str, pa.ChunkedArray]":
     """The columns whose names say whose a record is: whole floats are numbers there, and some words are gaps."""
     names = [name for name in table.column_names if UNIT.fullmatch(name) and name not in others]
-    found = {name: _of_unit(table[name], name, where) for name in names}
+    found = {name: _of_unit(table[name]) for name in names}
     return {name: column for name, column in found.items() if column is not None}
 
 
-def _of_unit(column: "pa.ChunkedArray", name: str, where: str) -> "pa.ChunkedArray | None":
+def _of_unit(column: "pa.ChunkedArray") -> "pa.ChunkedArray | None":
     """A column of whose a record is, with whole numbers as integers and words for gaps as gaps; or None."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if pa.types.is_floating(column.type):
+    if pa.types.is_floating(column.type) or pa.types.is_decimal(column.type):
         column = column.cast(pa.float64())
         whole = pc.if_else(pc.is_finite(column), column, None)
         if not pc.all(pc.and_(pc.equal(whole, pc.floor(whole)), pc.less(pc.abs(whole), 2.0**53))).as_py():
-            if PERSON.fullmatch(name):
-                raise ValueError(
-                    f"the column {name!r} of {where} tells whose a record is, but has numbers that are not whole or "
-                    "beyond 2^53; write them as texts or whole numbers, or rename it"
-                )
             return None
         return whole.cast(pa.int64(), safe=False)
     if pa.types.is_null(column.type) or pa.types.is_integer(column.type):
@@ -290,6 +301,10 @@ def _text_column(table: "pa.Table", label: str, image: Sequence[str], where: str
             f"{_TEXT_COLUMNS[0]!r}"
         )
     if name is None:
+        if person := next((name for name in table.column_names if name != label and PERSON.fullmatch(name)), None):
+            raise ValueError(
+                f"{where} has no column of numbers but {person!r}, which tells whose a record is; add some"
+            )
         raise ValueError(
             f"{where} has the columns {', '.join(table.column_names)}, none of which is the image column "
             f"({' or '.join(image)}), has numbers or has texts; rename the one that holds the images"

@@ -92,8 +92,8 @@ KNOWN: dict[str, Known] = {
     "tiny_imagenet": Known(hub="zh-plus/tiny-imagenet", test="valid", normalisation=_IMAGENET),
 }  # fmt: skip
 """Name -> data set; a new one is one entry here (docs/data.md)."""
-_PERSONS, _ID = "patient|subject|person|participant|individual", "[ _-]?(id|no|nr|num|number|code)?"
+_PERSONS, _ID = "patient|subject|person|participant|individual|speaker|writer|user", "[ _-]?(id|no|nr|num|number|code)?"
 PERSON = re.compile(rf"({_PERSONS}){_ID}|pid|mrn", re.IGNORECASE)
 """Names of columns that tell whose a record is."""
-UNIT = re.compile(rf"({_PERSONS}|lesion|eye|animal|farm|case|speaker|writer|user){_ID}|pid|mrn", re.IGNORECASE)
+UNIT = re.compile(rf"({_PERSONS}|lesion|eye|animal|farm|case){_ID}|pid|mrn", re.IGNORECASE)
 """Names of columns that tell whose, or of what, a record is."""

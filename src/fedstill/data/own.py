@@ -222,14 +222,17 @@ CLIENT = "client"
 
 
 def reading_of(settings: Mapping[str, Any]) -> Reading:
-    """How an object is read under a task's settings ``schema_file``, ``group`` and ``label_column``, if they are given.
+    """How an object is read under the settings of a task that say how, as `Experiment.reading_by` does.
 
     Raises:
         ValueError: the schema's file is none.
     """
     schema = None if settings.get("schema_file") is None else TableSchema.read(settings["schema_file"])
     group = settings.get("group") or (None if schema is None else schema.group)
-    return Reading(label=settings.get("label_column"), group=group, schema=schema)
+    rule, _, column = str(settings.get("partition", "")).partition(":")
+    dealt = column if rule == "by" and group is None else None
+    clients = settings.get("clients") if dealt else None
+    return Reading(label=settings.get("label_column"), group=group or dealt, clients=clients, schema=schema)
 
 
 def given(data: Any, reading: Reading = AS_IT_IS) -> tuple[sources.DataSet, int | None]:
@@ -432,6 +435,17 @@ def _mixed(frame: Any) -> str:
     return "an index of several types"
 
 
+def _by_name(part: Split, names: tuple[str, ...], client: int) -> Split:
+    """The records of a client whose classes are numbers, as those of the same names."""
+    place = {int(name): i for i, name in enumerate(names) if name.isascii() and name.isdigit()}
+    if other := [label for label in np.unique(part.labels).tolist() if label not in place]:
+        raise ValueError(
+            f"client {client} has the class {other[0]}, an integer, but another client's classes are "
+            f"{', '.join(names[:5])}; give all clients' classes names, or all numbers"
+        )
+    return replace(part, labels=np.array([place[label] for label in part.labels.tolist()], np.int64))
+
+
 def _named(parts: Sequence[Split]) -> tuple[tuple[str, ...], list[Split]]:
     """The names of classes that have numbers, as the first client states them, and all parts numbered by them."""
     names = next((part.class_names for part in parts if part.class_names), ())
@@ -444,11 +458,8 @@ def _named(parts: Sequence[Split]) -> tuple[tuple[str, ...], list[Split]]:
                     f"{', '.join(names)}; give all the same"
                 )
             part = part.numbered(names)
-        elif names and not part.class_names and names != tuple(map(str, range(len(names)))):
-            raise ValueError(
-                f"client {i}'s labels are integers, but another client's classes are {', '.join(names[:5])}; give all "
-                "clients' classes names, or all numbers"
-            )
+        elif names and not part.class_names:
+            part = _by_name(part, names, i)
         numbered.append(part)
     return names, numbered
 

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fedstill.base.errors import InputError
-from fedstill.base.lookup import suggestion
+from fedstill.base.lookup import nfc, suggestion
 from fedstill.data import decode, pictures, walk
 from fedstill.data.names import KNOWN, Known
 from fedstill.data.pictures import Fit
@@ -42,6 +42,10 @@ class Reading:
     group: str | None = None
     clients: int | None = None
     schema: TableSchema | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("label", "group"):
+            object.__setattr__(self, name, None if (value := getattr(self, name)) is None else nfc(value))
 
     @property
     def persons(self) -> str:

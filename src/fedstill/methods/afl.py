@@ -26,16 +26,20 @@ from fedstill.methods.parts.on_features import head_model, public_features
 from fedstill.methods.parts.temperatures import tempered
 from fedstill.protocol import Client, Federation, Method, step
 
+_KNOWN = 4.0
+"""Standard deviations of its noise from which a count is known well enough to divide by it."""
+
 
 def middle(total: Total) -> float:
-    """The mean of a number over all records, to which its head is pulled; 0 for classes.
+    """The mean of a number over all records, to which its head is pulled, within its public range [-1, 1].
 
-    It is the sum in H by the count in G, both with their noise, within the number's public range [-1, 1].
+    It is the sum in H by the count in G, both with their noise; 0, the middle of the range, for classes, without any
+    records, and where the noise of the count is a quarter of it or more.
     """
-    if len(total.first) > 1:
+    counted = float(total.matrix()[-1, -1])
+    if len(total.first) > 1 or counted <= _KNOWN * total.std:
         return 0.0
-    records = float(total.matrix()[-1, -1]) / total.bias**2
-    return min(1.0, max(-1.0, float(total.first[0, -1]) / total.bias / max(1.0, records)))
+    return min(1.0, max(-1.0, total.bias * float(total.first[0, -1]) / counted))
 
 
 class AFL(MomentSums, Method):
@@ -52,7 +56,8 @@ class AFL(MomentSums, Method):
     @override
     def for_number(self) -> Self:
         """With a larger constant: a number's mean may lie far from the middle of its range, to which ridges pull."""
-        return self if "bias" in self.model_fields_set else self.model_copy(update={"bias": 0.5})
+        own = type(self).model_fields["bias"].default != AFL.model_fields["bias"].default
+        return self if own or "bias" in self.model_fields_set else self.model_copy(update={"bias": 0.5})
 
     @override
     def server(self, fed: Federation) -> nn.Module:
