@@ -3,6 +3,7 @@
 #
 #     sh benchmarks/one_class.sh mnist            # or fashion_mnist, or cifar10 (FedGM and REAL only, with flips)
 #     sh benchmarks/one_class.sh mnist classes:2  # or fashion_mnist
+#     SEEDS="3 4" sh benchmarks/one_class.sh ...  # seeds other than 0 1 2
 #     QUICK=1 sh benchmarks/one_class.sh          # 1,000 records, one seed, few networks and epochs, and no 20 rounds
 #
 # Every method has the same network (ConvNet-3 with 32 filters). A client of an averaging method takes 10 steps of batch
@@ -11,7 +12,7 @@
 set -eu
 DATA=${1:-mnist} PARTITION=${2:-classes:1}
 OUT=runs/$DATA-$(echo "$PARTITION" | tr : -)${QUICK:+-quick}
-SEEDS=${QUICK:+0}
+SEEDS=${SEEDS:-${QUICK:+0}}
 FEW=${QUICK:+--fedgm.matching.nets 2 --each.training.epochs 10}
 SETTING="--data $DATA --partition $PARTITION --clients 10 --model convnet:width=32 --seeds ${SEEDS:-0 1 2} --out $OUT"
 SETTING="$SETTING ${QUICK:+--limit 1000}"

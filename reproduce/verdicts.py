@@ -98,15 +98,17 @@ def claims() -> list[Claim]:
     """All claims that stored runs with more than one seed speak to."""
     found = []
     averaging = ("fedavg", "fedprox", "fednova", "scaffold")
-    for data, name in (("mnist", "MNIST"), ("fashion_mnist", "Fashion-MNIST")):
-        file = f"one-class-{data}.json"
+    for file, name in (
+        ("one-class-mnist.json", "MNIST, #C=1"),
+        ("one-class-fashion_mnist.json", "Fashion-MNIST, #C=1"),
+        ("two-classes-fashion_mnist.json", "Fashion-MNIST, #C=2"),
+    ):
         fedgm = stored(file, "fedgm")
         for rounds, words in ((1, "one round"), (20, "20 rounds")):
             others = [stored(file, f"{method}-{rounds}") for method in averaging]
-            found.append(
-                Claim("FedGM", f"{name}, #C=1: FedGM above all averaging after {words}", fedgm, others, place(file))
-            )
-        found.append(Claim("FedGM", f"{name}, #C=1: FedGM above REAL", fedgm, [stored(file, "real")], place(file)))
+            claim = f"{name}: FedGM above all averaging after {words}"
+            found.append(Claim("FedGM", claim, fedgm, others, place(file)))
+        found.append(Claim("FedGM", f"{name}: FedGM above REAL", fedgm, [stored(file, "real")], place(file)))
     for data, name in (("mnist", "MNIST"), ("fashion_mnist", "Fashion-MNIST"), ("cifar10", "CIFAR-10")):
         pareto = f"benchmarks/results/pareto-{data}.csv"
         one, most = from_pareto(data, "fedgm-50"), from_pareto(data, "fedavg-20")

@@ -350,7 +350,7 @@ def _judged(
     if isinstance(data, Raw):
         records, labels = data.test
         images = records if isinstance(records, list) else records.numpy()
-        persons, told = _persons(data.test_columns, run, schema, group or data.group or None)
+        persons, told = _persons(data.test_columns, run, schema, group, data.group)
         told = (_part(len(labels), len(data.train[1]), data.held_out), *resized, *data.remarks, *told)
         return _Labelled(images, labels.numpy(), data.class_names, data.features, persons, told, False)
     label = label or (None if run is None or schema is not None else run.experiment.label_column)
@@ -425,10 +425,11 @@ def _persons(
     run: _Past | None,
     schema: TableSchema | None,
     stated: str | None,
+    usual: str = "",
 ) -> tuple[NDArray[Any] | None, tuple[str, ...]]:
     """The person of each record, by the column that is ``stated``, or the run's; and a sentence if that is absent."""
     of_run = schema.group if schema is not None else None if run is None else run.experiment.group or run.group
-    group = stated or of_run or ""
+    group = stated or of_run or usual
     if group in ("", "none") or group in columns:
         return columns.get(group), ()
     if stated is not None:

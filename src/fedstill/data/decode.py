@@ -157,8 +157,7 @@ def from_table(
         else (np.zeros(len(targets), np.int64), (label_column,), False)
     )
     units = _units(table, (image_column, label_column))
-    persons = [] if schema is not None else [n for n in table.column_names if n in units and not _has_texts(table, n)]
-    persons = [name for name in persons if PERSON.fullmatch(name)]
+    persons = [n for n in units if schema is None and PERSON.fullmatch(n) and not _has_texts(table, n)]
     table_of = None
     if image_column is not None:
         cells = (cell for batch in table.select([image_column]).to_batches() for cell in batch.column(0).to_pylist())

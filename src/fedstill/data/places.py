@@ -45,7 +45,8 @@ class Reading:
 
     def __post_init__(self) -> None:
         for name in ("label", "group"):
-            object.__setattr__(self, name, None if (value := getattr(self, name)) is None else nfc(value))
+            if isinstance(value := getattr(self, name), str):
+                object.__setattr__(self, name, nfc(value))
 
     @property
     def persons(self) -> str:
