@@ -1,5 +1,6 @@
 """Tables, arrays and pictures as hospitals have them: what would be read wrongly without a word, and what is fine."""
 
+import io
 import json
 import math
 import struct
@@ -12,6 +13,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -447,6 +449,16 @@ def test_a_column_of_a_schema_is_what_the_schema_says(values: Any) -> None:
     )
     place = written(lines("subject_number,label", lambda i: f"{values(i)},{i % 2}"))
     assert given(place, reading_of({"schema_file": "s.toml"}))[0].features == ("subject_number",)
+
+
+def test_pictures_say_that_their_persons_have_fractions() -> None:
+    """They were drawn one by one, and nothing said so."""
+    content = io.BytesIO()
+    Image.new("L", (8, 8)).save(content, "PNG")
+    cells = {"image": [content.getvalue()] * N, "label": [i % 2 for i in range(N)]}
+    pq.write_table(pa.table({**cells, "patient": [i // 4 + 0.5 for i in range(N)]}), "t.parquet")
+    data = fedstill.load_data("./t.parquet")
+    assert "no columns to group by, as their numbers are not whole: patient" in data.remarks and data.group == ""
 
 
 def test_decimal_numbers_of_databases_name_persons() -> None:

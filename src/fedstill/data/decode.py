@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -158,6 +158,7 @@ def from_table(
     )
     units = _units(table, (image_column, label_column))
     persons = [n for n in units if schema is None and PERSON.fullmatch(n) and not _has_texts(table, n)]
+    odd = [] if schema is not None else _fractions(table, {*units, label_column})
     table_of = None
     if image_column is not None:
         cells = (cell for batch in table.select([image_column]).to_batches() for cell in batch.column(0).to_pylist())
@@ -165,12 +166,18 @@ def from_table(
     elif table_of := vectors.of_table(
         table.drop_columns(persons), label_column, where, labels, checked=schema is not None
     ):
-        _refuse_fractions(table_of.names if schema is None else (), where)
+        if odd:
+            raise ValueError(
+                f"the column {odd[0]!r} of {where} tells whose a record is, but has numbers that are not whole or "
+                "beyond 2^53; write them as texts or whole numbers, or rename it"
+            )
         records, remarks = table_of.vectors, (*remarks, *table_of.remarks, *map(vectors.WHOSE.format, persons))
         _refuse_second_label(table_of.names, label_column, label, where)
     else:
         image_column = _text_column(table, label_column, image, where)
         records = np.array(table[image_column].to_pylist(), dtype=object)
+    if odd:
+        remarks = (*remarks, f"no columns to group by, as their numbers are not whole: {', '.join(odd)}")
     others = _others(table, (image_column, label_column)) | units
     gaps = {name: column.null_count for name, column in others.items() if column.null_count}
     columns = {name: composed(np.asarray(c.to_pylist())) for name, c in others.items() if name not in gaps}
@@ -185,13 +192,12 @@ def _has_texts(table: "pa.Table", name: str) -> bool:
     return vectors.is_text(table.schema.field(name).type)
 
 
-def _refuse_fractions(features: Sequence[str], where: str) -> None:
-    """Refuse a feature that is called as a column of persons is, which is one of numbers that are not whole."""
-    if name := next((name for name in features if PERSON.fullmatch(name)), None):
-        raise ValueError(
-            f"the column {name!r} of {where} tells whose a record is, but has numbers that are not whole or beyond "
-            "2^53; write them as texts or whole numbers, or rename it"
-        )
+def _fractions(table: "pa.Table", others: Collection[str]) -> list[str]:
+    """The columns of numbers beside ``others`` that are called as persons are, but are not whole."""
+    import pyarrow as pa
+
+    numbers = (column.name for column in table.schema if pa.types.is_floating(column.type))
+    return [name for name in numbers if PERSON.fullmatch(name) and name not in others]
 
 
 def _others(table: "pa.Table", taken: Sequence[str | None]) -> "dict[str, pa.ChunkedArray]":
