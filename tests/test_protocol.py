@@ -33,6 +33,7 @@ from fedstill.protocol import (
 
 HOOKS = {
     "first_draw",
+    "for_number",
     "opened",
     "personal",
     "needs_public",

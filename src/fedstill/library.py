@@ -250,7 +250,8 @@ def _job_on(run: Path, method: str | Method | type[Method], settings: Mapping[st
     else:
         made = _job(method, settings, out)
     try:
-        experiment = Experiment(**{**dict(before.experiment), **free})
+        same = {name: getattr(before.experiment, name) for name in Experiment.model_fields}
+        experiment = Experiment(**{**same, **free})
     except ValidationError as error:
         raise ValueError(sentence(error)) from error
     return reuse.repeat(run, made.replace(experiment=experiment))

@@ -50,7 +50,7 @@ def test_the_text_says_what_noise_and_ridge_take(hospitals: ModuleType) -> None:
     names = ("the same, `--ridge 1e-6`", "one upload of sums (AFL)", "all records in one place (ridge)")
     exact, usual, pooled = (np.array(rmse[name]) for name in names)
     assert np.abs(exact - pooled).max() < 0.001
-    assert (usual - pooled).mean() == pytest.approx(0.05, abs=0.005)
+    assert np.abs(usual - pooled).max() < 0.02  # of days, by the default ridge
 
 
 def test_settings_are_the_best_on_validation_records_of_the_training_part(hospitals: ModuleType) -> None:
@@ -119,11 +119,11 @@ def test_the_words_on_who_gains_are_true(small: ModuleType) -> None:
     tables = json.loads(small.RESULTS.read_text())["tables"]
     alone = np.mean([one["rmse"] for one in tables["providers"]["runs"] if one["row"] == small.OWN])
     private = small.MASKED.format(1)
-    for row in (small.NONE, private):
+    for row, percent, small_ones in ((small.NONE, 4, 0.08), (private, 3, 0.07)):
         gain, low, _ = tables["providers"]["gains"][row]["groups"]["all"]
-        assert round(100 * gain / alone) == 4 and low > 0
+        assert round(100 * gain / alone) == percent and low > 0
         value, low, high = tables["providers"]["gains"][row]["groups"]["2 to 9"]
-        assert value == pytest.approx(0.09, abs=0.01) and low < 0 < high
+        assert round(value, 2) == small_ones and low < 0 < high
     gains = tables["centres"]["gains"]
     for row in (small.NONE, small.MASKED.format(4), private):
         assert gains[row]["groups"]["all"][2] < 0

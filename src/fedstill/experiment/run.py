@@ -213,7 +213,7 @@ def run(
         check_classes(job.experiment, "a run with real sites")
     if sites is not None and parties is None and job.experiment.masked is not None:
         raise ValueError("--sums masked needs helpers, which the server's roster names; use --sums open without one")
-    if sites is not None:
+    if sites is not None and not RunFolder(job.out).config.exists():  # not on the replies of an earlier run
         _refuse_shares(job.experiment)
     with (
         processes.PROCESS
