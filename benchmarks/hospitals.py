@@ -263,9 +263,9 @@ this table nobody needs the others, and the model of all records is no better th
 upload costs. Without noise one upload of sums is ridge regression on all records, which the ridge pulls to the mean of
 all stays; with `--ridge 1e-6` it is the pooled model. With each upload seen, the noise of 17 hospitals
 at epsilon 1 takes {open:.0%} of the R2 of the upload without noise; with [masked sums](sums.md) it is needed
-once and takes {masked:.0%}. Noise is drawn anew in each run, so that a repetition gives other errors at epsilon 1, further
-apart than the ± of three splits: with each upload seen, two runs of an earlier AFL, whose ridge pulled to the middle of
-the range, had 5.32 and 5.80 days.
+once and takes {masked:.0%}. Noise is drawn anew in each run, so that a repetition gives other errors at epsilon 1,
+further apart than the ± of three splits: with each upload seen, two runs of an earlier AFL, whose ridge pulled to the
+middle of the range, had 5.32 and 5.80 days.
 
 The smallest hospital first, RMSE in days:
 
