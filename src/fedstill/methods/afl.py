@@ -36,7 +36,7 @@ def middle(total: Total) -> float:
     It is the sum in H by the count in G, both with their noise; 0, the middle of the range, for classes, without any
     records, and where the noise of the count is a quarter of it or more.
     """
-    counted = float(total.matrix()[-1, -1])
+    counted = float(total.second[0, -1])  # the last entry of G
     if len(total.first) > 1 or counted <= _KNOWN * total.std:
         return 0.0
     return min(1.0, max(-1.0, total.bias * float(total.first[0, -1]) / counted))

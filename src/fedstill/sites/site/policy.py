@@ -378,7 +378,7 @@ def _check_data(policy: SitePolicy) -> Iterator[str]:
     records, labels = len(part.train[0]), part.train[1]
     if tested := len(part.test[1]):
         yield f"of {records + tested:,} records {tested:,} are a test split of their own, and train nothing"
-    if part.class_names == () and policy.class_names:
+    if policy.class_names and not part.class_names:
         _check_labels(policy.class_names, torch.cat([part.train[1], part.test[1]]))
     if records < policy.min_records:
         raise ValueError(f"the site has {records} records; with fewer than {policy.min_records} it answers nothing "

@@ -67,7 +67,7 @@ class SiteData:
         """Compare the site's schema with the run's, whatever the records are: other ranges would be other numbers.
 
         Raises:
-            Refused: one of them has none, or they are different.
+            Refused: one of them has none, or they are different, or the run's target is a number.
         """
         if self._spec.target is not None:
             raise schema.Refused("the run predicts a number, which no site takes (target)")
@@ -123,10 +123,8 @@ class SiteData:
         """
         part = self._part
         places = {nfc(name): i for i, name in enumerate(self._spec.class_names)}
-        stated, occur = (
-            part.class_names or self._policy.class_names,
-            torch.unique(torch.cat([part.train[1], part.test[1]])),
-        )
+        stated = part.class_names or self._policy.class_names
+        occur = torch.unique(torch.cat([part.train[1], part.test[1]]))
         names = stated or self._numbers(occur)
         needed = stated or [names[label] for label in occur.tolist()]
         if unknown := [name for name in needed if nfc(name) not in places]:
