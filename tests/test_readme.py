@@ -141,6 +141,8 @@ DEPLOYED = pytest.mark.skipif(
 def test_it_runs(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Asserts only that the command ends without an error; other tests know what it should print."""
     words = shlex.split(command)
+    if words[1] == "run":  # tests/report draws these figures; here they would take a third of the time
+        monkeypatch.setattr("fedstill.report.html.page_svg", lambda plot, name, caption: f"<svg>{len(plot.y)}</svg>")
     if "mnist" in command or "cifar" in command:
         monkeypatch.setenv("FEDSTILL_DATA", str(request.getfixturevalue("hub_copies")))
     if "./scans" in command:

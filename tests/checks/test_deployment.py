@@ -1,26 +1,38 @@
 """Real processes over TLS with keys on this machine's loopback: the same results as a simulation, whatever breaks."""
 
+import http.client
 import json
 import math
 import os
 import signal
+import socket
+import ssl
+import threading
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import garbage
+import psutil  # type: ignore[import-untyped]
 import pytest
 import tomli_w
 import torch
 from small import Probe
+from users import as_user
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedstill[flower]'")
+import httpx  # noqa: E402
+from flwr.proto.runtime_pb2 import AcquireTaskRequest  # noqa: E402
+from flwr.supercore.constant import TaskType  # noqa: E402
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor  # noqa: E402
 
 from fedstill import methods  # noqa: E402
 from fedstill.data.sources import DataSet  # noqa: E402
+from fedstill.engines.flower import node, superlink  # noqa: E402
 from fedstill.experiment.config import Experiment  # noqa: E402
 from fedstill.experiment.job import Job
 from fedstill.experiment.run import run  # noqa: E402
@@ -46,6 +58,25 @@ PATIENCE = 900.0
 LATE = 150.0
 """Seconds after which a site is missing, in runs that wait for it in vain; the others need them on a busy machine."""
 TASK: dict[str, Any] = {"data": "digits", "clients": SITES, "model": "convnet:width=8,depth=2", "public": "noise=64"}
+OTHER = 65534
+OWN = [
+    "/v1/control/start-run",
+    "/v1/control/list-runs",
+    "/v1/control/stream-logs",
+    "/v1/control/register-node",
+    "/v1/runtime/acquire-task",
+    "/v1/runtime/pull-app-inputs",
+    "/v1/fleet/../control/start-run",
+    "/v1/fleet/get-run/",
+    "//v1/control/start-run",
+    "/docs",
+    "/openapi.json",
+]
+FORGED = [
+    {"X-Forwarded-For": "127.0.0.1"},
+    {"X-Forwarded-For": "127.0.0.1:{port}"},
+    {"Forwarded": "for=127.0.0.1", "X-Real-IP": "127.0.0.1"},
+]
 METHODS: dict[str, dict[str, Any]] = {
     "scaffold": {"rounds": 2, "local": {"lr": 0.05, "batch_size": 32, "epochs": 1}},  # keeps state at the sites
     "fedgm": {"ipc": 1, "training": {"epochs": 2}, "matching": {"nets": 1, "batch_size": 8}},
@@ -175,6 +206,86 @@ def sorted_lines(path: Path) -> list[str]:
 def probe(**changes: Any) -> dict[str, Any]:
     settings = {"rounds": changes.pop("rounds", 1), "misbehave": changes.pop("misbehave", {})}
     return {"method": "small:Probe", **TASK, "public": None, **changes, "small:Probe": settings}
+
+
+def supernodes() -> list[list[str]]:
+    """The command lines of the SuperNodes on this machine, which every user can read."""
+    lines = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if "from fedstill.engines.flower import supernode; supernode.main()" in words:
+            lines.append(words)
+    return lines
+
+
+@contextmanager
+def thieves() -> Iterator[list[int]]:
+    """For a while, two others poll the SuperNodes faster than the sites; gives their codes, 200 for a message."""
+    stop, answers = threading.Event(), list[int]()
+
+    def steal() -> None:
+        """Poll without a site's secret and with another's."""
+        while not stop.wait(0.1):
+            for words in supernodes():
+                address = f"127.0.0.1:{words[words.index('--port') + 1]}"
+                signed = node.SuperExecAuthHttpInterceptor(master_secret=b"guess" * 6, protected_methods=[node.ACQUIRE])
+                for more in ([], [signed]):
+                    version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
+                    client = node.client_of(address, version, *more)
+                    try:
+                        got = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
+                        answers.append(200 if got.token else 204)
+                    except httpx.HTTPStatusError as error:
+                        answers.append(error.response.status_code)
+                    except Exception:
+                        pass  # it starts or ends
+                    finally:
+                        client.close()
+
+    threads = [threading.Thread(target=steal) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield answers
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_no_local_user_gets_a_message_of_a_site(here: Loopback) -> None:
+    with thieves() as answers:
+        out = completed(here, here.run("watched", probe()), "watched")
+    assert summary_of(out)["refused"] == []
+    assert len(answers) > 100 and 200 not in answers and 204 not in answers, sorted(set(answers))
+
+
+def post(port: int, path: str, headers: Mapping[str, str] | None = None) -> str:
+    """Status of an empty request to the SuperLink, whatever its certificate is."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    to = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=60)
+    to.request("POST", path, b"", {"Content-Type": "application/protobuf", **(headers or {})})
+    status = to.getresponse().status
+    to.close()
+    return str(status)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.skipif(not superlink.KNOWS_USERS, reason="only Linux tells whose a connection is")
+def test_another_user_of_the_machine_gets_nothing_of_the_inner_port(here: Loopback) -> None:
+    port = here.server.settings.inner_port
+    assert post(port, "/v1/control/list-runs") == "200"
+    for path in OWN:
+        assert as_user(OTHER, partial(post, port, path)) == "403", path
+    with socket.create_connection(("127.0.0.1", port)) as known:  # a connection of root, which its header names
+        its = known.getsockname()[1]
+        for headers in FORGED:
+            said = {name: value.format(port=its) for name, value in headers.items()}
+            assert as_user(OTHER, partial(post, port, "/v1/control/list-runs", said)) == "403", said
+    signed = as_user(OTHER, partial(post, port, "/v1/fleet/get-run"))
+    assert signed.isdigit() and signed not in ("200", "403")  # the signature of a node decides
+    assert post(port, "/v1/control/list-runs") == "200"
 
 
 @thorough

@@ -1,15 +1,10 @@
-"""Another user of the server's machine finds the SuperLink's port, and may neither start a run nor read of one."""
+"""Whose a connection to the SuperLink's inner port is; test_deployment.py asks that of a real one as another user."""
 
 import asyncio
-import http.client
 import inspect
 import os
 import socket
-import ssl
 import sys
-from collections.abc import Mapping
-from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -24,61 +19,10 @@ from users import as_user  # noqa: E402
 
 from fedstill.engines.flower import superlink  # noqa: E402
 from fedstill.sites import units  # noqa: E402
-from fedstill.sites.loopback import loopback  # noqa: E402
 
 OTHER = 65534
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 LINUX = pytest.mark.skipif(not superlink.KNOWS_USERS, reason="only Linux tells whose a connection is")
-OWN = [
-    "/v1/control/start-run",
-    "/v1/control/list-runs",
-    "/v1/control/stream-logs",
-    "/v1/control/register-node",
-    "/v1/runtime/acquire-task",
-    "/v1/runtime/pull-app-inputs",
-    "/v1/fleet/../control/start-run",
-    "/v1/fleet/get-run/",
-    "//v1/control/start-run",
-    "/docs",
-    "/openapi.json",
-]
-FORGED = [
-    {"X-Forwarded-For": "127.0.0.1"},
-    {"X-Forwarded-For": "127.0.0.1:{port}"},
-    {"Forwarded": "for=127.0.0.1", "X-Real-IP": "127.0.0.1"},
-]
-
-
-def post(port: int, path: str, headers: Mapping[str, str] | None = None, port_from: int = 0) -> str:
-    """Status of an empty request to the SuperLink, whatever its certificate is."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    source = ("127.0.0.1", port_from) if port_from else None
-    to = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=60, source_address=source)
-    to.request("POST", path, b"", {"Content-Type": "application/protobuf", **(headers or {})})
-    status = to.getresponse().status
-    to.close()
-    return str(status)
-
-
-@ROOT
-@LINUX
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_another_user_of_the_machine_gets_nothing_of_the_inner_port(tmp_path: Path) -> None:
-    with loopback(tmp_path / "deployment") as here:
-        port = here.server.settings.inner_port
-        assert post(port, "/v1/control/list-runs") == "200"
-        for path in OWN:
-            assert as_user(OTHER, partial(post, port, path)) == "403", path
-        with socket.create_connection(("127.0.0.1", port)) as known:  # a connection of root, which its header names
-            its = known.getsockname()[1]
-            for headers in FORGED:
-                said = {name: value.format(port=its) for name, value in headers.items()}
-                assert as_user(OTHER, partial(post, port, "/v1/control/list-runs", said)) == "403", said
-        signed = as_user(OTHER, partial(post, port, "/v1/fleet/get-run"))
-        assert signed.isdigit() and signed not in ("200", "403")  # the signature of a node decides
-        assert post(port, "/v1/control/list-runs") == "200"
 
 
 def answer(_: Request) -> Response:

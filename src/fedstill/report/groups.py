@@ -1,10 +1,11 @@
-"""Sweeps: runs of the same methods with several values of one setting, or of two."""
+"""Groups: runs of one task, in rows of the same settings; and sweeps, rows that differ in one setting or in two."""
 
 import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,12 @@ _NUMBER = re.compile(r"(.*?[:=])?(-?\d+(?:\.\d+)?(?:e-?\d+)?)")
 
 def task_settings(record: RunRecord) -> dict[str, Any]:
     """All settings of the experiment; `Experiment`'s default for one that the run's version did not have."""
-    return flat(Experiment().model_dump(mode="json")) | flat(record.config["experiment"])
+    return _defaults() | flat(record.config["experiment"])
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    return flat(Experiment().model_dump(mode="json"))
 
 
 def method_settings(record: RunRecord) -> dict[str, Any]:
@@ -308,8 +314,8 @@ def _columns(firsts: Sequence[RunRecord]) -> list[str]:
     for record in firsts:
         by_method.setdefault(method_name(record), []).append(record)
     found = {key for some in by_method.values() for key in differing(map(_shared, some))}
-    shared = [{key: task_settings(record)[key] for key in task_settings(record).keys() - UNNAMED} for record in firsts]
-    found |= set(differing(shared))
+    tasks = [{key: value for key, value in task_settings(record).items() if key not in UNNAMED} for record in firsts]
+    found |= set(differing(tasks))
     if all(row_settings(r).get("method.rounds", r.summary["rounds"]) == r.summary["rounds"] for r in firsts):
         found.discard("method.rounds")
     contents = {(record.config["experiment"].get("public"), _shared(record).get(_PUBLIC)) for record in firsts}
