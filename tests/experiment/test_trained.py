@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from method_settings import SMALL
 
 from fedstill import load_model
 from fedstill.data.sources import DataSet
@@ -23,7 +24,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def made(out: Path, name: str = "fedavg", **changes: Any) -> dict[str, Any]:
-    return run(Job(Experiment(**{**TASK, **changes}), find(name)(**SETTINGS.get(name, {})), out, name=name))
+    return run(Job(Experiment(**{**TASK, **changes}), find(name)(**SETTINGS.get(name, SMALL[name])), out, name=name))
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -173,11 +173,17 @@ def printed(plot: Plot, kind: Kind, width: float, name: str, caption: str) -> by
 
 def _saved(plot: Plot, kind: Kind, width: float, font: float, ink: str, name: str, facts: dict[str, Any]) -> bytes:
     from matplotlib import style as styles
+    from matplotlib.backends.backend_pdf import FigureCanvasPdf
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     target, own = io.BytesIO(), style(font, ink, name)
     with styles.context(["default", own]), warnings.catch_warnings():  # whatever the user has set for figures
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # pages have the reader's fonts
-        arranged(plot, width, font, ink).savefig(target, format=kind, transparent=True, metadata=facts)
+        figure = arranged(plot, width, font, ink)
+        for part in (figure, *figure.axes):
+            part.patch.set(facecolor="none", edgecolor="none")
+        canvas = FigureCanvasSVG(figure) if kind == "svg" else FigureCanvasPdf(figure)
+        getattr(canvas, f"print_{kind}")(target, metadata=facts)  # draws all once; `savefig` does so twice
     return _visible(target.getvalue().decode()).encode() if kind == "svg" else target.getvalue()
 
 
