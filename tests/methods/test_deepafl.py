@@ -128,18 +128,23 @@ def sums_of(x: Tensor, targets: Tensor, radius: float, method: DeepAFL, classes:
     return add_up(Summation(total, [0]), method, 1e-5, torch.device("cpu"))
 
 
-def test_a_number_is_one_output_of_the_same_formulas() -> None:
+def test_a_number_less_its_mean_is_one_output_of_the_same_formulas() -> None:
     rng, method = stream(0, "rows"), DeepAFL(**TINY, epsilon=None)
     x = torch.randn(200, method.width, generator=rng).double().tanh()
-    t = (0.3 * x[:, 0] - 0.2 * x[:, 1] * x[:, 2]).clamp(-1, 1)
+    t = (0.4 + 0.3 * x[:, 0] - 0.2 * x[:, 1] * x[:, 2]).clamp(-1, 1)
     known = method.unsolved(1)
     known["radii"] += 50.0
     net = method.network(5, Built.after(0, known, 7))
     f = torch.nn.functional.gelu(x @ net.layers[0].T + net.biases[0])
     found = method.next_block(sums_of(torch.cat([x, f], 1), t, 50.0, method, 1), known, 0)
-    heads, maps = by_the_paper(x.numpy(), t[:, None].numpy(), method.network(5, Built.after(3, known, 7)), method)
+    centred = (t - t.mean())[:, None].numpy()
+    heads, maps = by_the_paper(x.numpy(), centred, method.network(5, Built.after(3, known, 7)), method)
     assert near(found["head"].T, heads[0], 1e-9)
     assert near((found["up"][0] @ found["down"][0]).T, maps[0], 1e-9)
+    model = method.network(5, Built.after(0, known, 7), found)
+    u = torch.randn(9, 5, generator=rng)
+    said = model.rows(u)[:, : method.width] @ found["head"].T + t.mean()
+    assert near(model(u), said.numpy(), 1e-6)
 
 
 # --- rows

@@ -17,7 +17,7 @@ from fedstill import methods
 from fedstill.base.seeds import Simulated, stream
 from fedstill.cli import main
 from fedstill.evaluation import Numbers
-from fedstill.methods.afl import AFL, middle
+from fedstill.methods.afl import AFL
 from fedstill.methods.parts.feature_sums import Total, add_up
 from fedstill.methods.parts.moments import Sums
 from fedstill.privacy.integer_sums import IntegerMoments
@@ -233,13 +233,13 @@ def test_an_uncertain_count_pulls_to_the_middle() -> None:
         second[0, -1] = count
         return Total(second, first, 0.5, std, std)
 
-    assert middle(total(60.0, 0.0)) == pytest.approx(0.25)
-    assert middle(total(60.0, 14.9)) == pytest.approx(0.25) and middle(total(60.0, 15.1)) == 0
-    assert middle(total(-60.0, 1.0)) == 0 and middle(total(0.0, 0.0)) == 0
-    assert middle(total(5.0, 0.1)) == 1  # the range is public
+    assert total(60.0, 0.0).middle == pytest.approx(0.25)
+    assert total(60.0, 14.9).middle == pytest.approx(0.25) and total(60.0, 15.1).middle == 0
+    assert total(-60.0, 1.0).middle == 0 and total(0.0, 0.0).middle == 0
+    assert total(5.0, 0.1).middle == 1  # the range is public
 
 
-@pytest.mark.parametrize("method", ["afl", AFL])
+@pytest.mark.parametrize("method", ["afl", AFL, "deepafl"])
 def test_a_mean_far_from_the_middle_of_the_range_needs_no_setting(folder: Path, method: Any) -> None:
     """Ridges pulled to the middle of the range, where small constants left them: near 5 of [0, 1000] became 200."""
     (folder / "days.toml").write_text(SCHEMA.replace("[0, 40]", "[0, 1000]"))

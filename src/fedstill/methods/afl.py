@@ -12,7 +12,7 @@ Differs from the paper (docs/methods/afl.md has the whole list):
 * one Gaussian release by default; features are whitened and clipped with public numbers.
 """
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from jaxtyping import Float64
 from pydantic import NonNegativeFloat, PositiveFloat
@@ -25,21 +25,6 @@ from fedstill.methods.parts.moments import MomentSums, Sums, release_moments, si
 from fedstill.methods.parts.on_features import head_model, public_features
 from fedstill.methods.parts.temperatures import tempered
 from fedstill.protocol import Client, Federation, Method, step
-
-_KNOWN = 4.0
-"""Standard deviations of its noise from which a count is known well enough to divide by it."""
-
-
-def middle(total: Total) -> float:
-    """The mean of a number over all records, to which its head is pulled, within its public range [-1, 1].
-
-    It is the sum in H by the count in G, both with their noise; 0, the middle of the range, for classes, without any
-    records, and where the noise of the count is a quarter of it or more.
-    """
-    counted = float(total.second[0, -1])  # the last entry of G
-    if len(total.first) > 1 or counted <= _KNOWN * total.std:
-        return 0.0
-    return min(1.0, max(-1.0, total.bias * float(total.first[0, -1]) / counted))
 
 
 class AFL(MomentSums, Method):
@@ -54,12 +39,6 @@ class AFL(MomentSums, Method):
     """Eigenvalues of the noisy sums of products: negative ones count as 0, or the noise's spread is undone."""
 
     @override
-    def for_number(self) -> Self:
-        """With a larger constant: a number's mean may lie far from the middle of its range, to which ridges pull."""
-        own = type(self).model_fields["bias"].default != AFL.model_fields["bias"].default
-        return self if own or "bias" in self.model_fields_set else self.model_copy(update={"bias": 0.5})
-
-    @override
     def server(self, fed: Federation) -> nn.Module:
         features = public_features(fed, self, "afl")
         sums = fed.sum(self.sum_up, exactly=sizes(fed, features, self), features=features)  # C_k, X_k^T Y_k
@@ -68,7 +47,7 @@ class AFL(MomentSums, Method):
 
     def head(self, total: Total) -> Float64[Tensor, "classes p"]:
         """W^T with ``W = (sum_k C_k + lambda I)^-1 sum_k X_k^T Y_k``; of a number, Y is less its mean."""
-        products, mean = total.matrix(), middle(total)
+        products, mean = total.matrix(), total.middle
         right = total.first.T - mean * products[:, -1:] / total.bias
         head = solve(products, right, self.damping(total), noise=total.noise, spectrum=self.spectrum).T
         head[:, -1] += mean / total.bias

@@ -116,9 +116,9 @@ class DeepAFL(MomentSums, Method):
             built.radii[t] = self._radius(self.network(inputs.shape[1], built).to(fed.device), inputs)
             sums = fed.sum(self.sum_up, exactly=exactly, features=features, built=built)
             load(known, self.next_block(add_up(sums, self, fed.delta, fed.device), known, t))
-            model[1] = self.network(inputs.shape[1], built, known["head"]).to(fed.device)
+            model[1] = self.network(inputs.shape[1], built, known).to(fed.device)
             round.log(accuracy=fed.evaluate(model))
-        model[1] = self.network(inputs.shape[1], Built.after(last, known, seed), known["head"]).to(fed.device)
+        model[1] = self.network(inputs.shape[1], Built.after(last, known, seed), known).to(fed.device)
         return model
 
     def next_block(self, total: Total, known: Solved, t: int) -> Solved:
@@ -127,15 +127,17 @@ class DeepAFL(MomentSums, Method):
         The block's map D minimises ``|R - F D W|^2 + gamma |D|^2`` with the residuals ``R = Y - X W``, over all
         clients' records (the authors' sandwiched least squares): ``F^T F D W W^T + gamma D = F^T R W^T``. With the
         singular values ``W = U S V^T``, D is ``A U^T``, of which column j is ``(s_j^2 F^T F + gamma I)^-1 s_j F^T R
-        v_j``; ``F^T R = F^T Y - F^T X W`` needs no other sum.
+        v_j``; ``F^T R = F^T Y - F^T X W`` needs no other sum. Of a number, Y is less its mean.
         """
         d, scale = self.width, math.sqrt(1 - self.bias**2) / float(known["radii"][t])  # of the rows in the sums
-        g, h = total.matrix()[:-1, :-1] / scale**2, total.first[:, :-1].T / scale
+        products, mean = total.matrix(), total.middle
+        g = products[:-1, :-1] / scale**2
+        h = (total.first[:, :-1].T - mean * products[:-1, -1:] / self.bias) / scale
         noise = total.std * math.sqrt(2) / scale**2  # expected largest eigenvalue of q entries' noise, over sqrt(q)
         spread = noise * math.sqrt(d)
         ridge = self.ridge + self.noise_ridge * spread
         w = solve(g[:d, :d], h[:d], ridge, noise=spread)
-        found = {"head": w.T}
+        found = {"head": w.T, **({"middle": w.new_tensor([mean])} if "middle" in known else {})}
         if t < self.blocks:
             u, s, v = torch.linalg.svd(w, full_matrices=False)
             missed = (h[d:] - g[d:, :d] @ w) @ v.T * s  # F^T R V S
@@ -150,8 +152,8 @@ class DeepAFL(MomentSums, Method):
             found["head"] = w.T * of_solution(w.T, g, h.T, counts_of(total), ridge, spread, std)
         return found
 
-    def network(self, inputs: int, built: Built, head: Tensor | None = None) -> Residual:
-        """The network so far: of rows (x_t, f_t), or x_T after the last block, or of logits with a head."""
+    def network(self, inputs: int, built: Built, solved: Mapping[str, Tensor] | None = None) -> Residual:
+        """The network so far: of rows (x_t, f_t), or x_T after the last block, or of logits if they are solved."""
         dtype = torch.float64 if self.precision == "double" else torch.float32
         layers = torch.empty(min(len(built.down) + 1, self.blocks), self.expanded, self.width)
         biases = layers.new_empty(layers.shape[:2])
@@ -160,7 +162,7 @@ class DeepAFL(MomentSums, Method):
         first, first_bias = random_layer(inputs, self.width, built.seed, 0)
         tensors = {"first": first, "first_bias": first_bias, "layers": layers, "biases": biases}
         tensors |= {"down": built.down, "up": built.up, "radii": built.radii}
-        tensors |= {} if head is None else {"head": head}
+        tensors |= {name: solved[name] for name in ("head", "middle") if name in solved} if solved else {}
         return self._residual({name: value.to(dtype) for name, value in tensors.items()})
 
     def _residual(self, tensors: Solved) -> Residual:
@@ -176,7 +178,7 @@ class DeepAFL(MomentSums, Method):
             "up": torch.zeros(self.blocks, self.width, rank, dtype=dtype),
             "radii": torch.zeros(self.rounds, dtype=dtype),
             "head": torch.zeros(num_classes, self.width, dtype=dtype),
-        }
+        } | ({"middle": torch.zeros(1, dtype=dtype)} if num_classes == 1 else {})
 
     def _public_inputs(self, fed: Federation, features: PublicFeatures) -> Float64[Tensor, "n dims"]:
         public, model = public_images(fed.public, "deepafl"), fed.new_model()

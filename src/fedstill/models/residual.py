@@ -42,6 +42,7 @@ class Residual(nn.Module):
         up: U_t, ``(T, d, r)``.
         radii: largest lengths of rows, ``(T + 1,)``, positive, the last that of the output.
         head: weights of the logits, ``(classes, d)``, on the first d entries of a row; none for rows.
+        middle: what is added to the logits, ``(classes,)``; nothing for classes.
         gain: g, the factor of the inputs.
         activation: act.
     """
@@ -54,6 +55,7 @@ class Residual(nn.Module):
     up: Tensor
     radii: Tensor
     head: Tensor | None
+    middle: Tensor | None
 
     def __init__(
         self,
@@ -66,6 +68,7 @@ class Residual(nn.Module):
         up: Tensor,
         radii: Tensor,
         head: Tensor | None = None,
+        middle: Tensor | None = None,
         gain: float = 1.0,
         activation: Activation = "gelu",
     ) -> None:
@@ -75,6 +78,7 @@ class Residual(nn.Module):
         for name, value in tensors.items():
             self.register_buffer(name, value.clone())
         self.register_buffer("head", None if head is None else head.clone())
+        self.register_buffer("middle", None if middle is None else middle.clone())
         self.gain = gain
         self.activation: Activation = activation
 
@@ -93,7 +97,7 @@ class Residual(nn.Module):
         z: Tensor = self._shortened(self.rows(u), -1)
         if self.head is None:
             return z
-        logits: Tensor = functional.linear(z[:, : self.head.shape[1]], self.head)
+        logits: Tensor = functional.linear(z[:, : self.head.shape[1]], self.head, self.middle)
         return logits.float()
 
     def _random(self, x: Tensor, t: int) -> Tensor:

@@ -104,6 +104,8 @@ def class_means(
 
 
 Spectrum = Literal["clamped", "cleaned"]
+_KNOWN = 4.0
+"""Standard deviations of its noise from which a count is known well enough to divide by it."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,18 @@ class Total:
     def matrix(self, group: int = 0) -> Float64[Tensor, "p p"]:
         """G of all classes, or of one."""
         return unpacked(self.second[group], self.first.shape[1])
+
+    @property
+    def middle(self) -> float:
+        """The mean of a number over all records, to which its head is pulled, within its public range [-1, 1].
+
+        It is the sum in H by the count in G, both with their noise; 0, the middle of the range, for classes, without
+        any records, and where the noise of the count is a quarter of it or more.
+        """
+        counted = float(self.second[0, -1])  # the last entry of G
+        if len(self.first) > 1 or counted <= _KNOWN * self.std:
+            return 0.0
+        return min(1.0, max(-1.0, self.bias * float(self.first[0, -1]) / counted))
 
     @property
     def noise(self) -> float:

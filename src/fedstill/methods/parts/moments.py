@@ -5,7 +5,7 @@ The sums add up over clients to those of all records, so the model does not depe
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from annotated_types import Ge, Gt, Le, Lt
@@ -57,6 +57,11 @@ class MomentSums(OnFeatures):
     @override
     def constant(self) -> float:
         return self.bias
+
+    def for_number(self) -> Self:
+        """With a larger constant: a number's mean may lie far from the middle of its range, to which ridges pull."""
+        own = type(self).model_fields["bias"].default != MomentSums.model_fields["bias"].default
+        return self if own or "bias" in self.model_fields_set else self.model_copy(update={"bias": 0.5})
 
     @property
     def releases(self) -> int:
