@@ -262,8 +262,8 @@ class _Past(NamedTuple):
         experiment = Experiment(**record.config["experiment"])
         place = record.config.get("data_path") or experiment.data
         asked_sites = RunFolder(record.folder).asked_sites
-        group = (record.summary.get("largest_group") or {}).get("column", "")
-        return cls(experiment, record.table_schema, place, asked_sites, record.summary.get("records"), group)
+        records = record.summary.get("records")
+        return cls(experiment, record.table_schema, place, asked_sites, records, record.persons)
 
     @property
     def reading(self) -> Reading:

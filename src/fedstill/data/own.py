@@ -222,17 +222,16 @@ CLIENT = "client"
 
 
 def reading_of(settings: Mapping[str, Any]) -> Reading:
-    """How an object is read under the settings of a task that say how, as `Experiment.reading_by` does.
+    """How an object is read under the settings of a task that say how.
 
     Raises:
         ValueError: the schema's file is none.
     """
     schema = None if settings.get("schema_file") is None else TableSchema.read(settings["schema_file"])
-    group = settings.get("group") or (None if schema is None else schema.group)
-    rule, _, column = str(settings.get("partition", "")).partition(":")
-    dealt = column if rule == "by" and group is None else None
-    clients = settings.get("clients") if dealt else None
-    return Reading(label=settings.get("label_column"), group=group or dealt, clients=clients, schema=schema)
+    partition, label = str(settings.get("partition", "")), settings.get("label_column")
+    return Reading.of_task(
+        partition=partition, label=label, group=settings.get("group"), clients=settings.get("clients"), schema=schema
+    )
 
 
 def given(data: Any, reading: Reading = AS_IT_IS) -> tuple[sources.DataSet, int | None]:

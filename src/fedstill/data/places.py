@@ -48,6 +48,17 @@ class Reading:
             if isinstance(value := getattr(self, name), str):
                 object.__setattr__(self, name, nfc(value))
 
+    @classmethod
+    def of_task(
+        cls, *, partition: str, label: str | None, group: str | None, clients: int | None, schema: TableSchema | None
+    ) -> "Reading":
+        """How the settings of a task say; a partition by a column makes it that of groups where no other is named."""
+        rule, _, column = partition.partition(":")
+        group = group or (None if schema is None else schema.group)
+        if group is None and rule == "by":
+            return cls(label=label, group=column, clients=clients, schema=schema)
+        return cls(label=label, group=group, schema=schema)
+
     @property
     def persons(self) -> str:
         """The column that somebody states to tell whose a record is, which so is no feature; empty for none.

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -316,11 +317,10 @@ class Experiment(Settings):
         """How the data set is read with this schema, as with the one that a finished run has kept."""
         from fedstill.data.places import Reading
 
-        rule, _, column = self.partition.partition(":")
-        group = self.group or (None if schema is None else schema.group)
-        if group is None and rule == "by":
-            return Reading(self.size, self.label_column, column, self.clients, schema)
-        return Reading(self.size, self.label_column, group, schema=schema)
+        found = Reading.of_task(
+            partition=self.partition, label=self.label_column, group=self.group, clients=self.clients, schema=schema
+        )
+        return replace(found, size=self.size)
 
     @cached_property
     def table_schema(self) -> "TableSchema | None":

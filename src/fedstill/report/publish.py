@@ -319,7 +319,7 @@ def _scores(record: RunRecord, facts: Mapping[str, Any]) -> Iterator[str]:
         name = "F1" if key == "f1" else key.replace("_", " ")
         word = says.get(name, f"{name} for {_plain(decision['positive'])}" if decision else name)
         yield f"| {word} | {_bounded(values, share=name not in ('log loss', 'brier'))} |\n"
-    persons = facts.get("schema", {}).get("group") or (record.summary.get("largest_group") or {}).get("column")
+    persons = facts.get("schema", {}).get("group") or record.persons
     how = "them"
     if persons and measured:
         how = f"whole persons ({_plain(persons)})"

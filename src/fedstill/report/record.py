@@ -131,6 +131,11 @@ class RunRecord:
         named = self.config["experiment"].get("schema_file")
         return None if named is None else TableSchema.read(named)
 
+    @property
+    def persons(self) -> str:
+        """The column of the values that stay together, as patients; empty without one."""
+        return str((self.summary.get("largest_group") or {}).get("column", ""))
+
     def __getitem__(self, key: str) -> Any:
         """The value of ``key`` in ``summary``; KeyError if there is none."""
         return self.summary[key]
