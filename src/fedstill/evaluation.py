@@ -240,9 +240,12 @@ class Numbers:
 
 
 def in_unit(scaled: NDArray[np.float64], bounds: tuple[float, float]) -> NDArray[np.float64]:
-    """Numbers in the target's unit from numbers that its range has scaled to [-1, 1]."""
+    """Numbers in the target's unit from numbers that its range has scaled to [-1, 1].
+
+    A prediction beyond is the nearer end of the range, which is public and in which every true number is.
+    """
     low, high = bounds
-    return low + (scaled + 1) * ((high - low) / 2)
+    return low + (scaled.clip(-1, 1) + 1) * ((high - low) / 2)
 
 
 def numbers(

@@ -314,6 +314,21 @@ def test_evaluate_and_publish_know_the_number(folder: Path, capsys: pytest.Captu
     assert said == pytest.approx(saved.predicted.to_numpy(), rel=1e-4)
 
 
+def test_no_prediction_is_out_of_the_public_range(folder: Path) -> None:
+    """Of a model that is mostly noise many would be, as days below 0."""
+    undamped: dict[str, Any] = {"epsilon": 0.5, "ridge": 1e-3, "noise_ridge": 0.0}
+    run, frame = trained(folder, "afl", "noisy", **undamped, **TABLE), table(120, 1)
+    said = run.load_model().predict(frame)
+    assert said.min() == 0 or said.max() == 40
+    assert 0 <= said.min() and said.max() <= 40
+    facts = fedstill.publish(run, folder / "published")
+    program = torch.export.load(folder / "published" / "model.pt2").module()
+    raw = torch.from_numpy(codes(frame.to_dict("records"), facts["schema"]))
+    assert program(raw)[:, 0].detach().numpy() == pytest.approx(said, rel=1e-4, abs=1e-6)
+    errors = said - frame.days.to_numpy()
+    assert run["errors"]["rmse"] == pytest.approx(float(np.sqrt((errors**2).mean())))
+
+
 # --- what is refused
 
 

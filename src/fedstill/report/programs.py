@@ -54,7 +54,7 @@ class _Vectors(nn.Module):
         if self._target is None:
             return outputs
         low, high = self._target
-        return low + (outputs.double() + 1) * ((high - low) / 2)
+        return low + (outputs.double().clamp(-1, 1) + 1) * ((high - low) / 2)
 
 
 class _Rows(_Vectors):
