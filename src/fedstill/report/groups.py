@@ -127,6 +127,9 @@ _CONTENT = "data set"
 _PUBLIC = "public records"
 _CODE = "code"
 _WITHOUT = "without client"
+_METHOD = "method name"
+_TUNED = "tuned"
+_VERSION = "version"
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,9 +139,10 @@ class Row:
     Attributes:
         label: the runs' label.
         name: the label with the settings that distinguish it from other rows of the task, for legends.
-        settings: what the runs share: settings as `fedstill.report.groups.row_settings` returns them, and digests of
-            the code and of the public records, and the clients whose replies were withdrawn.
-        runs: one per seed, in order of seeds.
+        settings: what the runs share: settings as `fedstill.report.groups.row_settings` returns them, without those
+            that tries chose, and the number of these; the method's name; fedstill's version; digests of the code and of
+            the public records; the clients whose replies were withdrawn.
+        runs: one per seed, in order of seeds; with noise that no seed gives, each of several with one seed too.
         task: words for the task.
     """
 
@@ -207,11 +211,13 @@ class Group:
         words: the task, as ``digits (partition iid, 10 clients)``.
         rows: the most accurate first, then those of unfinished runs.
         columns: names of the settings that differ between the rows of one method, or that one row has and others lack.
+        left_out: runs with the label, settings and seed of another, which counts.
     """
 
     words: str
     rows: list[Row]
     columns: list[str] = field(default_factory=list)
+    left_out: list[RunRecord] = field(default_factory=list)
 
     @property
     def measure(self) -> str | None:
@@ -232,7 +238,9 @@ class Group:
 def group(records: Iterable[RunRecord]) -> list[Group]:
     """The records by task, in order of first appearance; runs of other code or other public records are no row's seeds.
 
-    Of two runs with the same label, settings and seed, the first counts; a finished one before an unfinished one.
+    Of two runs with the same label, settings and seed, the first counts, and the other is the group's `left_out`; a
+    finished one before an unfinished one. Noise that no seed gives makes them two draws, unless one is the other's
+    copy.
     """
     tasks: dict[tuple[str, ...], list[RunRecord]] = {}
     for record in records:
@@ -261,13 +269,16 @@ def _key(record: RunRecord) -> tuple[str, ...]:
 
 
 def _task(records: Sequence[RunRecord], apart: Sequence[str]) -> Group:
-    families: dict[tuple[str, ...], dict[int, RunRecord]] = {}
-    complete = {(_family(record), record.summary["seed"]) for record in records if record.finished}
+    families: dict[tuple[str, ...], dict[tuple[int, str], RunRecord]] = {}
+    complete, left_out = {(_family(r), r.summary["seed"]) for r in records if r.finished}, list[RunRecord]()
     for record in records:
         family, seed = _family(record), record.summary["seed"]
-        if record.finished or (family, seed) not in complete:
-            families.setdefault((*family, str(record.finished)), {}).setdefault(seed, record)
-    groups = [[seeds[seed] for seed in sorted(seeds)] for seeds in families.values()]
+        if not record.finished and (family, seed) in complete:
+            continue
+        row = families.setdefault((*family, str(record.finished)), {})
+        if row.setdefault((seed, _draw(record)), record) is not record:
+            left_out.append(record)
+    groups = [[seeds[key] for key in sorted(seeds)] for seeds in families.values()]
     columns = _columns([group[0] for group in groups])
     identity = _identity(records[0])
     more = [f"{key} {_short(key, identity[key])}" for key in apart if identity[key] and key not in caveats.said()]
@@ -277,7 +288,14 @@ def _task(records: Sequence[RunRecord], apart: Sequence[str]) -> Group:
         rows = [_row(group, [*columns, "method.rounds"], words) for group in groups]
     measure = _measure_of(rows)
     rows.sort(key=lambda row: row.rank if measure is None else row.goodness(measure), reverse=True)
-    return Group(words, rows, columns)
+    return Group(words, rows, columns, left_out)
+
+
+def _draw(record: RunRecord) -> str:
+    """What tells a run from others of its seed: the noise, if no seed gives it, by its model; else nothing."""
+    if record.config["experiment"].get("noise") != "entropy":
+        return ""
+    return str(record.summary.get("files") or record.folder)
 
 
 def _measure_of(rows: Sequence[Row]) -> str | None:
@@ -296,8 +314,15 @@ def _shared(record: RunRecord) -> dict[str, Any]:
         _CODE: code and hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest()[:8],
         _PUBLIC: public and str(public)[:8],
         _WITHOUT: sorted({refusal.client for refusal in record.refused if refusal.reason == WITHDRAWN}),
+        _METHOD: method_name(record),
+        _VERSION: record.summary.get("version"),
     }
-    return row_settings(record) | {key: value for key, value in facts.items() if value}
+    settings = row_settings(record)
+    if record.tries is not None:
+        facts[_TUNED] = f"{len(record.tries['tries'])} tries"
+        for name in record.tries["chosen"]:
+            settings.pop(f"method.{name}" if f"method.{name}" in settings else name, None)
+    return settings | {key: value for key, value in facts.items() if value}
 
 
 def _row(runs: list[RunRecord], columns: Sequence[str], task: str) -> Row:
@@ -316,6 +341,8 @@ def _columns(firsts: Sequence[RunRecord]) -> list[str]:
     found = {key for some in by_method.values() for key in differing(map(_shared, some))}
     tasks = [{key: value for key, value in task_settings(record).items() if key not in UNNAMED} for record in firsts]
     found |= set(differing(tasks))
+    if len({record.label for record in firsts}) < len({(record.label, method_name(record)) for record in firsts}):
+        found.add(_METHOD)
     if all(row_settings(r).get("method.rounds", r.summary["rounds"]) == r.summary["rounds"] for r in firsts):
         found.discard("method.rounds")
     contents = {(record.config["experiment"].get("public"), _shared(record).get(_PUBLIC)) for record in firsts}

@@ -1,7 +1,7 @@
 """The tables of results: a row per method and setting, with mean and spread over seeds."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,9 +71,11 @@ STATE = "state"
 _LEFT_OUT = ("seconds", "rounds", OVER_CLIENTS)
 """Columns that a narrow terminal lacks, the first of them first."""
 _OWN_PLACE = {"round", "accuracy", "log_loss", "spread_over_clients", "bytes_up", "bytes_down", "seconds"}
+"""Logged numbers with their own columns or figures."""
 _ERRORS = {"rmse", "r2"}
 """Logged numbers that the table of a task with a number as the target has."""
-"""Logged numbers with their own columns or figures."""
+_SHOWN = 3
+"""Number of folders that a sentence names."""
 _ACCURACIES = {"ensemble", "average", "clients_alone"}
 """Logged numbers that are accuracies in [0, 1], and are shown in percent (`fedstill.methods.parts.model_uploads`)."""
 
@@ -107,7 +109,7 @@ def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
                 "accuracy": row.accuracy,
                 "accuracy_spread": row.spread,
                 **({"rmse": row.error} if numeric else {}),
-                **({"measure": task.measure, "measured": row.measured(task.measure)} if task.measure else {}),
+                **(_measured(task, row) if any(one.measure for one in tasks) else {}),
                 "balanced_accuracy": row.mean(balanced_accuracy),
                 "seeds": len(row.runs),
                 "bytes_up_per_client": row.mean_of("bytes_up_per_client"),
@@ -121,6 +123,10 @@ def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
             }
         )
     return table
+
+
+def _measured(task: Group, row: Row) -> dict[str, Any]:
+    return {"measure": task.measure, "measured": None if task.measure is None else row.measured(task.measure)}
 
 
 def _varies(key: str, tasks: Sequence[Group]) -> bool:
@@ -255,8 +261,15 @@ def blocks(task: Group) -> list[tuple[str, Group]]:
 
 
 def remarks(task: Group) -> list[str]:
-    """Sentences on what the accuracies of a task hide (`fedstill.report.caveats`)."""
-    return caveats.of_rows([(row.name, row.runs) for row in task.rows if row.finished])
+    """Sentences on what the accuracies of a task hide (`fedstill.report.caveats`), and on runs that are in no row."""
+    return [*caveats.of_rows([(row.name, row.runs) for row in task.rows if row.finished]), *_left_out(task)]
+
+
+def _left_out(task: Group) -> Iterator[str]:
+    if some := task.left_out:
+        which = ", ".join(str(run.folder) for run in some[:_SHOWN]) + (" and others" if len(some) > _SHOWN else "")
+        runs = "1 run is" if len(some) == 1 else f"{len(some)} runs are"
+        yield f"{runs} not in the table, as another of the same label, settings and seed comes first: {which}."
 
 
 def row_remarks(row: Row) -> list[str]:
