@@ -55,11 +55,17 @@ def lines_of(place: Path) -> list[dict[str, Any]]:
 
 
 def runs_of(folder: Path, *, whole: bool) -> list[dict[str, Any]]:
-    """The runs below ``folder``; one whose files are damaged ends the program if ``whole``, else it is named."""
+    """The runs below ``folder``; one whose files are damaged ends the program if ``whole``, else it is named.
+
+    The tries and attacks of a run, which lie in its folder, are none of these.
+    """
     if whole and not folder.is_dir():
         raise SystemExit(f"collect: there is no folder {folder}")
     found = []
     for place in sorted(folder.rglob("config.json")):
+        above = [place.parent.parent, *place.parent.parent.parents]
+        if any((run / "config.json").is_file() for run in above if run.is_relative_to(folder)):
+            continue
         try:
             found.append(run_of(place.parent))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -81,6 +87,7 @@ def run_of(folder: Path) -> dict[str, Any]:
         "seed": config["experiment"]["seed"],
         "finished": is_finished,
         "accuracy": summary.get("accuracy"),
+        **({"judged_on": on} if (on := summary.get("judged_on", "test records")) != "test records" else {}),
         "seconds": float(summary["seconds"]) if is_finished else None,
         "last": {key: value for key, value in (lines[-1] if lines else {}).items() if isinstance(value, int | float)},
         "accuracies": [line.get("accuracy") for line in lines],

@@ -28,7 +28,7 @@ from fedstill.protocol import Method
 from fedstill.report import plan as planning
 from fedstill.report import publish as publishing
 from fedstill.report import tables, tuning
-from fedstill.report.record import RunRecord, folder_of
+from fedstill.report.record import RunRecord, Runs, folder_of, records_of
 from fedstill.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -164,20 +164,20 @@ def plan(**settings: "Unpack[PlanSettings]") -> dict[str, Any]:
 
 
 @front_door
-def to_pandas(records: Sequence[RunRecord]) -> "DataFrame":
+def to_pandas(records: Runs) -> "DataFrame":
     """A `pandas.DataFrame` of runs: a row for each method and its settings, numbers are means over seeds.
 
     Args:
-        records: the runs, as of `compare` or `read_run`.
+        records: a run or several, as of `compare` or `read_run`, or their folders.
 
     Raises:
-        InputError: pandas is not installed.
+        InputError: they are no runs, or pandas is not installed.
     """
     try:
         import pandas as pd
     except ModuleNotFoundError as error:
         raise ValueError("a frame needs pandas, which is not installed; pip install pandas") from error
-    return pd.DataFrame(tables.rows(records))
+    return pd.DataFrame(tables.rows(records_of(records)))
 
 
 @front_door

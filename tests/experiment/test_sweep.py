@@ -57,6 +57,11 @@ def saved(folder: Path, content: dict[str, Any]) -> Path:
         ({"methods": {"fedavg": {"try": {"local.lr": [0.1, -1]}}}}, "fedavg: local.lr is -1; it must be greater"),
         ({"methods": {"fedavg": {"try": {"local.lr": 0.1}}}}, "local.lr is 0.1; give a list of values, or low"),
         ({"methods": {"fedavg": {"try": {"local.lr": [1, 1]}}}}, "local.lr has a value twice"),
+        ({"methods": {"fedavg": {"try": {"local.lr": [0.1, "1e-1"]}}}}, "local.lr has a value twice: 0.1 and '1e-1'"),
+        (
+            {"methods": {"fedavg": {"try": {"local": [{"lr": 0.1}, {"lr": 0.2}], "local.lr": [0.3, 0.4]}}}},
+            "try of fedavg has local and local.lr, which is a part of it; name the parts alone",
+        ),
         (
             {"methods": {"fedavg": {"try": {"local.lr": {"low": 0.1, "high": 1}}}}},
             "local.lr has a range, but a grid needs a list of values",

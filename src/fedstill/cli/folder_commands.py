@@ -120,7 +120,7 @@ def list_runs(words: list[str], chosen: "Listing") -> None:
             *(name, entry.label, entry.data),
             "" if entry.accuracy is None else f"{100 * entry.accuracy:.1f}",
             "" if entry.guarantee is None else guarantees.words(entry.guarantee),
-            entry.state,
+            entry.state + " (validation)" * ("validation" in entry.judged_on),
             f"{entry.last_change:%m-%d %H:%M}",
             *[" ".join(entry.tags)] * tagged,
         )

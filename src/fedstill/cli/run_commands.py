@@ -352,14 +352,18 @@ def _show_runs(
             f"figures: {drawn[-1]}, {', '.join(file.name for file in drawn[:-1])}", soft_wrap=True, markup=False
         )
     console.print(f"report: {page}", soft_wrap=True, markup=False)
+    old = [name for name in ("table.tex", "table.md") if (out / name).exists() and out / name not in written]
+    print_sentences([f"{' and '.join(old)} in {out} stayed as before, and may be of other runs."] if old else [])
 
 
 def report(words: list[str], output: "ReportOutput") -> None:
     """``fedstill report``."""
     from fedstill.report.record import find_runs, read_run
 
-    folders = dict.fromkeys(folder for word in words for folder in find_runs(word, unfinished=True))
-    _show_runs([read_run(folder, unfinished=True) for folder in folders], output.out, None, output)
+    folders: dict[Path, Path] = {}  # each once, however it is named
+    for folder in (folder for word in words for folder in find_runs(word, unfinished=True)):
+        folders.setdefault(folder.resolve(), folder)
+    _show_runs([read_run(folder, unfinished=True) for folder in folders.values()], output.out, None, output)
 
 
 class _Form(NamedTuple):

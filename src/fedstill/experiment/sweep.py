@@ -35,7 +35,7 @@ from fedstill.experiment.run import run
 from fedstill.experiment.search import Point, Range, Search, corners, grid, grid_size, optuna
 from fedstill.protocol import Method
 from fedstill.runs import environment
-from fedstill.runs.folder import Taken, locked
+from fedstill.runs.folder import RunFolder, Taken, locked
 
 VALIDATION = 0.1
 """Share of the training records that a sweep evaluates on, if the file does not say."""
@@ -191,8 +191,24 @@ def _entries(given: Mapping[str, Any], plan: SweepPlan) -> tuple[Tried, ...]:
         entry = Tried(label, name, settings, space, (own or plan.tries or sizes[label]) if space else 1)
         for point in corners(space):
             entry.method(point)
+        _check_distinct(entry)
         entries.append(entry)
     return tuple(entries)
+
+
+def _check_distinct(entry: Tried) -> None:
+    """Refuse values that are one for the method, as 0.001 and '1e-3': they would be fewer tries than are counted."""
+    start = next(iter(corners(entry.space)), {})
+    for key, values in entry.space.items():
+        found: dict[str, Any] = {}
+        for value in values if isinstance(values, list) else ():
+            try:
+                one = entry.method({**start, key: value}).model_dump_json()
+            except ValueError:  # with the others' first values it does not go together
+                continue
+            if one in found:
+                raise ValueError(f"try of {entry.label}: {key} has a value twice: {found[one]!r} and {value!r}")
+            found[one] = value
 
 
 def _draft(label: str, content: object) -> tuple[str, str, dict[str, Any], dict[str, Range | list[Any]], int]:
@@ -209,7 +225,11 @@ def _draft(label: str, content: object) -> tuple[str, str, dict[str, Any], dict[
         raise ValueError(f"tries of {label} is {own!r}; give a whole number above 0")
     if space is not None and not isinstance(space, dict):
         raise ValueError(f"try of {label} must be a mapping of settings to lists of values, not {space!r}")
-    return label, name, settings, {str(key): _values(label, key, v) for key, v in (space or {}).items()}, own
+    searched = {str(key): _values(label, key, v) for key, v in (space or {}).items()}
+    for key in searched:
+        if above := next((other for other in searched if key.startswith(f"{other}.")), None):
+            raise ValueError(f"try of {label} has {above} and {key}, which is a part of it; name the parts alone")
+    return label, name, settings, searched, own
 
 
 def _values(label: str, key: str, values: object) -> Range | list[Any]:
@@ -337,7 +357,8 @@ class Runs:
             result = future.result()
         except BrokenProcessPool:
             raise ValueError(
-                "a process of the sweep was ended, out of memory perhaps; repeat the command with a smaller --parallel"
+                "a process of the sweep was ended: out of memory perhaps, so repeat it with a smaller --parallel; or "
+                "by a script without if __name__ == '__main__':, under which the call belongs"
             ) from None
         with self._lock:
             done = self._done[label]
@@ -435,6 +456,10 @@ def run_sweep(
             the reason of the first one; or ``final`` although a try failed for a reason that may pass.
         Taken: another process runs a sweep in the folder.
     """
+    if parallel is not None and not (isinstance(parallel, int) and parallel > 0):
+        raise ValueError(f"parallel is {parallel!r}; give a whole number above 0")
+    if RunFolder(out).config.exists():
+        raise Taken(f"{out} is the folder of a run; choose another --out")
     with locked(out, lambda: any(out.glob("*/*/seed-*"))):
         return _run_sweep(sweep, out, final, parallel, watcher, command)
 
@@ -488,9 +513,34 @@ def _run_sweep(sweep: Sweep, out: Path, final: bool, parallel: int | None, watch
         experiment = sweep.experiment.model_copy(update={"validation": 0.0})
         runs.expect("test set", len(best) * len(final_seeds))
         points = [(one.entry, one.point, out / FINAL / label) for label, one in best.items()]
+        for entry, point, place in points:
+            _keep(sweep, tries[entry.label], point, [place / f"seed-{seed}" for seed in final_seeds])
         tests = runs.all("test set", experiment, points, final_seeds)
         reuse.check_same(_worked([*best.values(), *tests]))
     return replace(outcome, tests={one.entry.label: one for one in tests})
+
+
+def _keep(sweep: Sweep, tries: Sequence[Try], chosen: Point, folders: Iterable[Path]) -> None:
+    """Write into the folders of the runs on the test set how their settings were chosen, if they were."""
+    task, seeds = sweep.experiment, len(sweep.plan.seeds)
+    found = [{"settings": one.point, "value": one.value, "failure": one.failure or None} for one in tries]
+    content = {
+        "given": task.model_dump(mode="json"),
+        "measure": task.chosen_measure,
+        "records": chosen_on(task) + (f", the mean over {seeds} seeds" if seeds > 1 else ""),
+        "tries": found,
+        "chosen": chosen,
+    }
+    for folder in folders if tries[0].entry.space else ():
+        place = RunFolder(folder).tries
+        place.parent.mkdir(parents=True, exist_ok=True)
+        files.write_json(place, content)
+
+
+def chosen_on(experiment: Experiment) -> str:
+    """The validation records of a task in words."""
+    whose = "each client's training records" if experiment.local_test else "the training records"
+    return f"{100 * experiment.validation:g} % of {whose}"
 
 
 def _former(out: Path, tries: Mapping[str, list[Try]]) -> Counter[str]:

@@ -26,7 +26,7 @@ from fedstill.experiment.checks import check_job
 from fedstill.experiment.job import Job
 from fedstill.experiment.judging import score_of
 from fedstill.experiment.search import Point
-from fedstill.experiment.sweep import VALIDATION, merged
+from fedstill.experiment.sweep import VALIDATION, chosen_on, merged
 from fedstill.protocol import Method, client_steps
 from fedstill.runs.folder import TRIES, RunFolder, Taken, locked
 from fedstill.train.sgd import FEWEST_STEPS
@@ -163,13 +163,7 @@ def _run(job: Job, data: DataSet | None, watcher: Watcher) -> dict[str, Any]:
     if not done:
         raise failures[0]
     chosen = {"tries": results, "chosen": _best(results, measure)}
-    return {"measure": measure, "records": _records(job), "contents": reuse.contents(done[0]), **chosen}
-
-
-def _records(job: Job) -> str:
-    """The records of the tries, in words."""
-    whose = "each client's training records" if job.experiment.local_test else "the training records"
-    return f"{100 * job.experiment.validation:g} % of {whose}"
+    return {"measure": measure, "records": chosen_on(job.experiment), "contents": reuse.contents(done[0]), **chosen}
 
 
 def _batches(job: Job, place: Path) -> int | None:

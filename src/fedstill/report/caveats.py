@@ -1,7 +1,7 @@
 """Caveats: what an accuracy hides, in sentences for tables, pages and cards; and the facts that define its task."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,20 +35,16 @@ def interval(right: int, number: int) -> tuple[float, float]:
 
 def of_run(run: RunRecord) -> list[str]:
     """Caveats of one run's accuracy, from its confusion matrix and the copies among its test records."""
-    found = (
-        []
-        if run.confusion is None
-        else of_model(run.confusion, run.class_name) + of_test(run.confusion, run.class_name)
-    )
-    return found + copies(run) + of_tries(run) + of_training(run)
+    found = [] if run.confusion is None else _of_predictions(run)
+    return [*found, *_of_records(run), *of_tries(run), *of_training(run)]
 
 
 def of_tries(run: RunRecord) -> list[str]:
-    """What the tries of ``--tune`` came to, in a sentence: how many, on which records, and what was chosen."""
+    """What the tries of ``--tune`` or a sweep came to, in a sentence: how many, on which records, what was chosen."""
     found = run.tries
     if found is None:
         return []
-    chosen = ", ".join(f"{name} {'None' if v is None else f'{v:g}'}" for name, v in found["chosen"].items())
+    chosen = ", ".join(f"{name} {f'{v:g}' if isinstance(v, float) else v}" for name, v in found["chosen"].items())
     failed = sum(one["value"] is None for one in found["tries"])
     some = f", of which {failed} failed" if failed else ""
     return [
@@ -203,8 +199,7 @@ def of_rows(rows: Sequence[tuple[str, Sequence[RunRecord]]]) -> list[str]:
         rows: the name and the runs, one per seed, of each row.
     """
     runs = [run for _, some in rows for run in some]
-    of_tests = (text for run in runs if run.confusion is not None for text in of_test(_matrix(run), run.class_name))
-    about = dict.fromkeys([*of_tests, *(text for run in runs for text in copies(run))])
+    about = dict.fromkeys(text for run in runs for text in _of_records(run))
     found = [f"{text[0].upper()}{text[1:]}." for text in about]
     of_names: dict[str, list[str]] = {}
     for name, some in rows:
@@ -226,13 +221,20 @@ def of_rows(rows: Sequence[tuple[str, Sequence[RunRecord]]]) -> list[str]:
     return found
 
 
+def _of_records(run: RunRecord) -> list[str]:
+    """Sentences on the records that a run was judged on."""
+    found = [] if run.confusion is None else of_test(run.confusion, run.class_name)
+    return _named(run, [*found, *copies(run)])
+
+
 def _of_predictions(run: RunRecord) -> list[str]:
-    return of_errors(run) if run.confusion is None else of_model(run.confusion, run.class_name)
+    return _named(run, of_errors(run) if run.confusion is None else of_model(run.confusion, run.class_name))
 
 
-def _matrix(run: RunRecord) -> NDArray[np.int64]:
-    assert run.confusion is not None
-    return run.confusion
+def _named(run: RunRecord, texts: Iterable[str]) -> list[str]:
+    """The sentences with the kind of records that the run was judged on, as those of a sweep's tries."""
+    kind = "validation record" if "validation" in str(run.summary.get("judged_on")) else "test record"
+    return [text.replace("test record", kind) for text in texts]
 
 
 # Facts of a task -----------------------------------------------------------------------------------------------------

@@ -11,14 +11,14 @@ from fedstill.report import export, figures, groups, html, pareto, sections
 from fedstill.report.drawing import Plot
 from fedstill.report.groups import Group, group
 from fedstill.report.markup import joined, part
-from fedstill.report.record import RunRecord
+from fedstill.report.record import RunRecord, Runs, records_of
 from fedstill.report.sections import sheet
 from fedstill.runs.folder import RunFolder
 
 
 @front_door
 def write_report(
-    records: Sequence[RunRecord],
+    records: Runs,
     path: str | Path,
     *,
     command: str | None = None,
@@ -27,15 +27,18 @@ def write_report(
     """Write the report of one or more runs to ``path``, atomically.
 
     Args:
-        records: the runs; runs with the same label and settings are seeds of one method.
+        records: a run or several, by their records or folders; those of one label and settings are a method's seeds.
         path: the HTML file, which is overwritten.
         command: the command of all runs, such as a comparison; each run's command is shown if None.
         note: a paragraph below the title, as on how settings were chosen.
 
     Raises:
-        InputError: there are no records.
+        InputError: there are no records, or ``path`` is a folder.
     """
-    write_page(records, path, command=command, note=note)
+    place = files.path_of(path, "path")
+    if place.is_dir():
+        raise ValueError(f"path is the folder {place}; give a file in it, as {place / 'report.html'}")
+    write_page(records_of(records), place, command=command, note=note)
 
 
 def write_page(

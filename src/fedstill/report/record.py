@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Iterator, KeysView, Mapping, Sequence
+from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +15,7 @@ from rich.text import Text
 from typing_extensions import override
 
 from fedstill.base.errors import front_door
-from fedstill.base.files import path_of
+from fedstill.base.files import in_words, path_of
 from fedstill.data.table_schema import TableSchema
 from fedstill.privacy.guarantee import Guarantee, no_guarantee
 from fedstill.report import guarantees
@@ -251,6 +251,22 @@ def folder_of(run: RunRecord | str | Path, name: str = "the run") -> Path:
         ValueError: it is neither.
     """
     return run.folder if isinstance(run, RunRecord) else path_of(run, name)
+
+
+Runs = RunRecord | str | Path | Iterable[RunRecord | str | Path]
+"""One run or several, each by its record or by its folder."""
+
+
+def records_of(runs: Runs) -> list[RunRecord]:
+    """The records of runs.
+
+    Raises:
+        ValueError: they are none.
+    """
+    several = [runs] if isinstance(runs, RunRecord | str | Path) else runs
+    if not isinstance(several, Iterable):
+        raise ValueError(f"the runs are {in_words(several)}; give a RunRecord or a run's folder, or several in a list")
+    return [run if isinstance(run, RunRecord) else read_run(run) for run in several]
 
 
 @front_door

@@ -72,6 +72,7 @@ class Listed(NamedTuple):
         state: ``running`` if a process writes the folder; ``newer`` if a newer fedstill wrote what this can't read.
         last_change: time of the end, or of the last sign of work.
         tags: the tags that somebody gave it (`read_tags`), or `UNKNOWN`.
+        judged_on: the kind of records that a finished run's accuracy is on, as ``validation records``.
     """
 
     folder: Path
@@ -84,6 +85,7 @@ class Listed(NamedTuple):
     state: Literal["finished", "running", "interrupted", "damaged", "newer"]
     last_change: datetime
     tags: tuple[str, ...] = ()
+    judged_on: str = ""
 
 
 def entry(path: Path) -> Listed:
@@ -97,7 +99,8 @@ def entry(path: Path) -> Listed:
         facts = (path, config.label, name, data, seed if isinstance(seed, int) else None)
         if folder.is_finished:
             summary = folder.read_summary()
-            return Listed(*facts, summary.accuracy, summary.guarantee, "finished", folder.finished, _tags(path))
+            results = summary.accuracy, summary.guarantee, "finished", folder.finished, _tags(path), summary.judged_on
+            return Listed(*facts, *results)  # type: ignore[arg-type]
         evaluated = [line["accuracy"] for line in folder.read_metrics() if line["accuracy"] is not None]
         state: Literal["running", "interrupted"] = "running" if is_locked(path) else "interrupted"
         return Listed(*facts, evaluated[-1] if evaluated else None, None, state, when, _tags(path))

@@ -111,10 +111,13 @@ class Summary(Piece):
     files: dict[str, str] = {}
 
 
-class Try(Piece):
-    """A try of ``--tune``: settings of the method, and the measure on validation records, or why there is none."""
+Value = int | float | bool | str | list[Any] | dict[str, Any] | None
 
-    settings: dict[str, int | float | None]
+
+class Try(Piece):
+    """A try of ``--tune`` or a sweep: settings of a method, and the measure on validation records, or why it failed."""
+
+    settings: dict[str, Value]
     value: float | None
     failure: str | None = None
 
@@ -127,7 +130,7 @@ class Tries(Piece):
     records: str
     contents: str | None = None
     tries: Annotated[tuple[Try, ...], Field(min_length=1)]
-    chosen: dict[str, int | float | None]
+    chosen: dict[str, Value]
 
 
 class Environment(Piece):
