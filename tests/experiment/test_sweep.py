@@ -329,9 +329,12 @@ def test_a_sweep_whose_folder_or_run_is_taken_ends_and_chooses_nothing(
 def test_the_same_point_twice_is_one_run(
     task: Callable[..., Sweep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As a search may propose it; a list may not have it."""
     monkeypatch.setattr(processes, "pool", Local)
-    methods = {"fedavg": {"rounds": 1, "try": {"local.lr": [0.3, "3e-1"]}}}  # YAML reads 3e-1 as text
-    one, other = sweep.run_sweep(task(False, methods=methods), tmp_path / "out", watcher=Watcher()).tries["fedavg"]
+    experiment, entry = task(False).experiment, sweep.Tried("fedavg", "fedavg", {"rounds": 1}, {}, 2)
+    with sweep.Runs(experiment, 1, Watcher(), "") as runs:
+        runs.expect("fedavg", 2)
+        one, other = runs.all("fedavg", experiment, [(entry, {"local.lr": 0.3}, tmp_path / "out")] * 2, (0,))
     assert one.folders == other.folders and one.values == other.values and one.values is not None
 
 
