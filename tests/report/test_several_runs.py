@@ -153,6 +153,19 @@ def test_an_old_table_beside_a_new_page_is_named(tmp_path: Path, capsys: pytest.
     assert "table.md in" in (words := " ".join(capsys.readouterr().out.split())) and "stayed as before" in words
 
 
+def test_a_run_without_its_configuration_is_damaged_and_not_absent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("whole", "half"):
+        fedstill.run("fedavg", **SMALL, out=tmp_path / name, progress=False)
+    (tmp_path / "half" / "config.json").unlink()
+    main(["runs", str(tmp_path)])
+    assert "half" in (listed := capsys.readouterr().out) and "damaged" in listed
+    with pytest.raises(SystemExit):
+        main(["report", str(tmp_path), "--out", str(tmp_path / "r")])
+    assert "half is not a finished run (config.json is missing)" in " ".join(capsys.readouterr().err.split())
+
+
 def test_frames_and_pages_take_one_run_or_folders(tmp_path: Path) -> None:
     place = write_run(tmp_path / "run", label="fedavg", method="fedavg")
     record = read_run(place)

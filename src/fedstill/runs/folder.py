@@ -219,6 +219,8 @@ def is_run(path: Path, *, certainly: bool = False) -> bool:
         content = json.loads(folder.config.read_bytes())
     except (ValueError, RecursionError):
         return not certainly
+    except FileNotFoundError:
+        return False
     keys = content.keys() if isinstance(content, dict) else ()
     return {"experiment", "method"} <= {*keys} if certainly else "experiment" in keys
 
@@ -235,7 +237,7 @@ def runs_below(folder: Path) -> list[Path]:
     """
     runs = []
     for parent, children, names in os.walk(existing(folder)):
-        if RunFolder(Path(parent)).config.name in names and is_run(Path(parent)):
+        if {"config.json", "summary.json"} & {*names} and is_run(Path(parent)):
             runs.append(Path(parent))
             children[:] = [name for name in children if name not in _OWN]
         children[:] = [name for name in children if not name.startswith(".")]
@@ -287,7 +289,7 @@ class RunFolder:
         """
         existing(self.path)
         if not self.config.is_file():
-            if runs := runs_below(self.path):
+            if (runs := runs_below(self.path)) and self.path not in runs:
                 number = f"{len(runs)} run" + "s" * (len(runs) != 1)
                 raise ValueError(f"{self.path} holds {number}; name one of them, as {runs[0]}")
             if not (self.journal.is_dir() or self.environment.is_file()):
