@@ -117,10 +117,10 @@ def test_a_run_that_is_left_out_is_named_and_one_named_twice_counts_once(
     first = write_run(tmp_path / "first", label="fedavg", method="fedavg", accuracy=0.5)
     shutil.copytree(first, tmp_path / "copy")
     main(["report", "first", str(first), "copy", "--out", "r"])
-    assert "1 run is not in the table, as another of the same label, settings and seed comes first: copy." in (
+    assert "1 run is not in the table, as another of the same label, settings and seed is: copy." in (
         " ".join(capsys.readouterr().out.split())
     )
-    assert "comes first: copy." in (tmp_path / "r" / "report.html").read_text()
+    assert "and seed is: copy." in (tmp_path / "r" / "report.html").read_text()
     assert len(list(csv.DictReader((tmp_path / "r" / "runs.csv").open()))) == 2
     main(["report", "first", str(first), "--out", "once"])
     assert len(list(csv.DictReader((tmp_path / "once" / "runs.csv").open()))) == 1

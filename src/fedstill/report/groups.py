@@ -211,7 +211,7 @@ class Group:
         words: the task, as ``digits (partition iid, 10 clients)``.
         rows: the most accurate first, then those of unfinished runs.
         columns: names of the settings that differ between the rows of one method, or that one row has and others lack.
-        left_out: runs with the label, settings and seed of another, which counts.
+        left_out: runs with the label, settings and seed of another, which counts: the first, or the one that finished.
     """
 
     words: str
@@ -274,6 +274,7 @@ def _task(records: Sequence[RunRecord], apart: Sequence[str]) -> Group:
     for record in records:
         family, seed = _family(record), record.summary["seed"]
         if not record.finished and (family, seed) in complete:
+            left_out.append(record)
             continue
         row = families.setdefault((*family, str(record.finished)), {})
         if row.setdefault((seed, _draw(record)), record) is not record:

@@ -269,7 +269,7 @@ def _left_out(task: Group) -> Iterator[str]:
     if some := task.left_out:
         which = ", ".join(str(run.folder) for run in some[:_SHOWN]) + (" and others" if len(some) > _SHOWN else "")
         runs = "1 run is" if len(some) == 1 else f"{len(some)} runs are"
-        yield f"{runs} not in the table, as another of the same label, settings and seed comes first: {which}."
+        yield f"{runs} not in the table, as another of the same label, settings and seed is: {which}."
 
 
 def row_remarks(row: Row) -> list[str]:

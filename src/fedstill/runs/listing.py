@@ -99,8 +99,8 @@ def entry(path: Path) -> Listed:
         facts = (path, config.label, name, data, seed if isinstance(seed, int) else None)
         if folder.is_finished:
             summary = folder.read_summary()
-            results = summary.accuracy, summary.guarantee, "finished", folder.finished, _tags(path), summary.judged_on
-            return Listed(*facts, *results)  # type: ignore[arg-type]
+            found = summary.accuracy, summary.guarantee
+            return Listed(*facts, *found, "finished", folder.finished, _tags(path), summary.judged_on)
         evaluated = [line["accuracy"] for line in folder.read_metrics() if line["accuracy"] is not None]
         state: Literal["running", "interrupted"] = "running" if is_locked(path) else "interrupted"
         return Listed(*facts, evaluated[-1] if evaluated else None, None, state, when, _tags(path))
