@@ -172,6 +172,8 @@ def test_frames_and_pages_take_one_run_or_folders(tmp_path: Path) -> None:
     for given in (record, place, str(place), [record], [place], (one for one in [place])):
         assert len(fedstill.to_pandas(given)) == 1
         assert fedstill.write_report(record, tmp_path / "page.html") is None
+    run = fedstill.run("fedavg", **SMALL, out=tmp_path / "real", progress=False)
+    assert fedstill.load_model(run).class_names == fedstill.load_model(run.folder).class_names
     for wrong in (None, [None], 3, [tmp_path / "none"]):
         with pytest.raises(fedstill.InputError, match=r"RunRecord|give the path|no folder|is not the folder"):
             fedstill.to_pandas(wrong)  # type: ignore[arg-type]

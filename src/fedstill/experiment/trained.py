@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -258,13 +259,13 @@ def _in_range(images: Tensor) -> bool:
 
 
 @front_door
-def load_model(folder: str | Path) -> Trained:
+def load_model(folder: str | os.PathLike[str]) -> Trained:
     """The final model of a finished run.
 
     Code of the user's own that has changed since the run is named in a warning.
 
     Args:
-        folder: the run's folder. If its ``config.json`` names a method or model of another package
+        folder: the run's folder, or its record. If its ``config.json`` names a method or model of another package
             (``package.module:name``), that code is imported and called, so check a folder that you did not write.
 
     Raises:

@@ -156,6 +156,10 @@ class RunRecord:
         """The value of ``key`` in ``summary``, or ``default``."""
         return self.summary.get(key, default)
 
+    def __fspath__(self) -> str:
+        """The folder, so that whatever takes a run's path takes its record."""
+        return str(self.folder)
+
     def load_model(self) -> "Trained":
         """The run's final model (`fedstill.load_model`)."""
         from fedstill.experiment.trained import load_model  # imported here because torch takes a second
