@@ -19,6 +19,7 @@ SETTING="$SETTING ${QUICK:+--limit 1000}"
 case $DATA-$PARTITION in # rates of FedAvg, FedProx, FedNova and SCAFFOLD
     mnist-classes:1) ONE="0.01 0.03 0.01 0.1" TWENTY="0.01 0.01 0.01 0.3" ;;
     fashion_mnist-classes:1) ONE="0.01 0.01 0.01 0.1" TWENTY="0.01 0.01 0.01 0.03" ;;
+    mnist-classes:2) ONE="0.03 0.03 0.03 0.1" TWENTY="0.1 0.03 0.1 0.3" ;;
     fashion_mnist-classes:2) ONE="0.01 0.03 0.01 0.1" TWENTY="0.01 0.03 0.03 0.1" ;;
     cifar10-*)
         FULL=color_crop_cutout_flip_scale_rotate

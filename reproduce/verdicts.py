@@ -101,6 +101,7 @@ def claims() -> list[Claim]:
     for file, name in (
         ("one-class-mnist.json", "MNIST, #C=1"),
         ("one-class-fashion_mnist.json", "Fashion-MNIST, #C=1"),
+        ("two-classes-mnist.json", "MNIST, #C=2"),
         ("two-classes-fashion_mnist.json", "Fashion-MNIST, #C=2"),
     ):
         fedgm = stored(file, "fedgm")

@@ -81,7 +81,9 @@ BACKED = {
         "Fashion-MNIST, #C=1: FedGM above all averaging after one round",
         "CIFAR-10, #C=1: FedGM with 50 images above FedAvg after 20 rounds",
     ],
-    "Table 1, #C=2: FedGM above averaging": ["Fashion-MNIST, #C=2: FedGM above all averaging after one round"],
+    "Table 1, #C=2: FedGM above averaging": [
+        f"{data}, #C=2: FedGM above all averaging after one round" for data in ("MNIST", "Fashion-MNIST")
+    ],
     "Figures 6, 7 (accuracy by bytes)": [
         f"{data}, #C=1: FedGM with one image (four in one) above FedAvg after one round"
         for data in ("MNIST", "Fashion-MNIST", "CIFAR-10")
