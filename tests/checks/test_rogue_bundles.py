@@ -16,11 +16,11 @@ import torch
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedstill[flower]'")
 
+from fedstill.base.records import Records  # noqa: E402
 from fedstill.data.sources import DataSet  # noqa: E402
-from fedstill.sites.certificates import site_key  # noqa: E402
 from fedstill.sites.loopback import Loopback, free_port, loopback  # noqa: E402
 from fedstill.sites.server import submit  # noqa: E402
-from fedstill.sites.site import launcher
+from fedstill.sites.site import launcher, setup  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,
@@ -96,15 +96,12 @@ def rogue(kind: str, marks: Path, folder: Path) -> Path:
     return folder
 
 
-def plain_node(here: Loopback) -> None:
-    """A node as Flower starts it, whose site has no protection: it shows that the bundles do run elsewhere."""
-    place = here.folder / "plain"
-    place.mkdir()
-    key = site_key(place / "site.key", 0)
-    here.server.flwr("supernode", "register", key, "server", "--format", "json")
+def plain_node(here: Loopback, records: Records) -> None:
+    """A member's node as Flower starts it, which so has no protection: it shows that the bundles do run elsewhere."""
+    place = here.add_site(1, records, methods=["fedavg-p"], budget=4.0)
     words = ["flower-supernode", "--root-certificates", here.server.certificates.authority]
     words += ["--superlink", f"127.0.0.1:{here.port}"]
-    words += ["--auth-supernode-private-key", place / "site.key", "--host", "127.0.0.1", "--port", str(free_port())]
+    words += ["--auth-supernode-private-key", place / setup.KEY, "--host", "127.0.0.1", "--port", str(free_port())]
     here.start("plain", words, {"WHO": "plain", "FLWR_HOME": str(place / "flower")})
 
 
@@ -112,7 +109,7 @@ def test_no_line_of_a_rogue_bundle_runs_at_a_site(digits: DataSet, tmp_path: Pat
     with loopback(tmp_path / "here") as here:
         place = here.add_site(0, digits.train[torch.arange(100)], methods=["fedavg-p"], budget=4.0)
         here.start_site(0, WHO="site")
-        plain_node(here)
+        plain_node(here, digits.train[torch.arange(100)])
         for name in ("site-0", "plain"):
             here.wait_for(lambda: "SuperNode ID" in here.log(name), name)  # noqa: B023
         ran: dict[str, set[str]] = {}
