@@ -2,7 +2,7 @@
 # Ten clients with one class each, or two: FedGM and REAL with ten images a class, averaging after 1 and 20 rounds.
 #
 #     sh benchmarks/one_class.sh mnist            # or fashion_mnist, or cifar10 (FedGM and REAL only, with flips)
-#     sh benchmarks/one_class.sh fashion_mnist classes:2
+#     sh benchmarks/one_class.sh mnist classes:2  # or fashion_mnist
 #     SEEDS="3 4" sh benchmarks/one_class.sh ...  # seeds other than 0 1 2
 #     QUICK=1 sh benchmarks/one_class.sh          # 1,000 records, one seed, few networks and epochs, and no 20 rounds
 #

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedstill.base.errors import InputError, front_door
+from fedstill.base.files import path_of
 from fedstill.base.lookup import suggestion
 from fedstill.base.records import twins
 from fedstill.data import own
@@ -24,7 +25,7 @@ from fedstill.experiment.config import Experiment
 from fedstill.experiment.trained import Trained, load_model
 from fedstill.measures import Scores
 from fedstill.report import caveats
-from fedstill.report.record import RunRecord, folder_of, read_run
+from fedstill.report.record import RunRecord, read_run
 from fedstill.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ def evaluate(
     Raises:
         InputError: a class is not the model's, a column is missing, records have another shape, or there are none.
     """
-    folder = model if isinstance(model, Trained) else folder_of(model, "the model")
+    folder = model if isinstance(model, Trained) else path_of(model, "the model")
     found = folder if isinstance(folder, Trained) else load_model(folder)
     sign = found.decided(positive, threshold)
     threshold = None if threshold is None else float(threshold)

@@ -30,7 +30,7 @@ from fedstill.experiment.progress import watch
 from fedstill.experiment.reuse import Nobody, read_job
 from fedstill.experiment.tries import tuned
 from fedstill.protocol import Method
-from fedstill.report.record import RunRecord, folder_of, read_run
+from fedstill.report.record import RunRecord, read_run
 from fedstill.runs.folder import RunFolder
 from fedstill.tracking import followed
 
@@ -139,7 +139,7 @@ def _earlier(replies: RunRecord | str | Path, tune: bool) -> tuple[Path, bool]:
     """The folder of a finished run, and whether real sites replied to it, of whom none is asked again."""
     if tune:
         raise ValueError("tune tries settings of a new run; with replies= give the server's settings, or leave it out")
-    earlier = folder_of(replies, "replies")
+    earlier = path_of(replies, "replies")
     return earlier, RunFolder(earlier).asked_sites
 
 

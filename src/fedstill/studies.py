@@ -28,7 +28,7 @@ from fedstill.protocol import Method
 from fedstill.report import plan as planning
 from fedstill.report import publish as publishing
 from fedstill.report import tables, tuning
-from fedstill.report.record import RunRecord, Runs, folder_of, records_of
+from fedstill.report.record import RunRecord, Runs, records_of
 from fedstill.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def attack(
     Raises:
         InputError: the run is not finished or cannot be attacked, or a setting is invalid.
     """
-    folder = folder_of(run)
+    folder = path_of(run, "the run")
     chosen = _made(attacks.find(name), settings)
     console = Console(file=sys.stderr, quiet=not _shows(progress))
     return chosen.attack(folder, console, "", _read_again(data, folder))[0]
@@ -208,7 +208,7 @@ def publish(
     Raises:
         InputError: the run is not finished, misses what the policy asks, or its model cannot be written.
     """
-    folder = folder_of(run)
+    folder = path_of(run, "the run")
     asked = () if gate is None else pass_gate(folder, path_of(gate, "gate"))
     chosen: dict[str, Any] = {"onnx": onnx, "positive": positive, "threshold": threshold, "shape": _shape(shape)}
     return publishing.publish(folder, path_of(out, "out"), attacks=findings.stored(folder), gate=asked, **chosen)

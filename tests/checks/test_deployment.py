@@ -22,7 +22,7 @@ import pytest
 import tomli_w
 import torch
 from small import Probe
-from users import as_user
+from users import OTHER, ROOT, as_user
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedstill[flower]'")
 import httpx  # noqa: E402
@@ -58,7 +58,6 @@ PATIENCE = 900.0
 LATE = 150.0
 """Seconds after which a site is missing, in runs that wait for it in vain; the others need them on a busy machine."""
 TASK: dict[str, Any] = {"data": "digits", "clients": SITES, "model": "convnet:width=8,depth=2", "public": "noise=64"}
-OTHER = 65534
 OWN = [
     "/v1/control/start-run",
     "/v1/control/list-runs",
@@ -271,7 +270,7 @@ def post(port: int, path: str, headers: Mapping[str, str] | None = None) -> str:
     return str(status)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@ROOT
 @pytest.mark.skipif(not superlink.KNOWS_USERS, reason="only Linux tells whose a connection is")
 def test_another_user_of_the_machine_gets_nothing_of_the_inner_port(here: Loopback) -> None:
     port = here.server.settings.inner_port

@@ -15,13 +15,11 @@ from starlette.applications import Starlette  # noqa: E402
 from starlette.requests import Request  # noqa: E402
 from starlette.responses import PlainTextResponse, Response  # noqa: E402
 from starlette.routing import Route  # noqa: E402
-from users import as_user  # noqa: E402
+from users import OTHER, ROOT, as_user  # noqa: E402
 
 from fedstill.engines.flower import superlink  # noqa: E402
 from fedstill.sites import units  # noqa: E402
 
-OTHER = 65534
-ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 LINUX = pytest.mark.skipif(not superlink.KNOWS_USERS, reason="only Linux tells whose a connection is")
 
 

@@ -3,6 +3,11 @@
 import os
 from collections.abc import Callable
 
+import pytest
+
+OTHER = 65534
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
 
 def as_user(user: int, what: Callable[[], str]) -> str:
     """The words of a function, or its error, as another user runs it with what this process has imported; for root."""

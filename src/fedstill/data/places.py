@@ -50,14 +50,21 @@ class Reading:
 
     @classmethod
     def of_task(
-        cls, *, partition: str, label: str | None, group: str | None, clients: int | None, schema: TableSchema | None
+        cls,
+        *,
+        partition: str,
+        label: str | None,
+        group: str | None,
+        clients: int | None,
+        schema: TableSchema | None,
+        size: int | None = None,
     ) -> "Reading":
         """How the settings of a task say; a partition by a column makes it that of groups where no other is named."""
         rule, _, column = partition.partition(":")
         group = group or (None if schema is None else schema.group)
         if group is None and rule == "by":
-            return cls(label=label, group=column, clients=clients, schema=schema)
-        return cls(label=label, group=group, schema=schema)
+            return cls(size, label, column, clients, schema)
+        return cls(size, label, group, schema=schema)
 
     @property
     def persons(self) -> str:

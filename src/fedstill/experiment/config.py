@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -317,10 +316,14 @@ class Experiment(Settings):
         """How the data set is read with this schema, as with the one that a finished run has kept."""
         from fedstill.data.places import Reading
 
-        found = Reading.of_task(
-            partition=self.partition, label=self.label_column, group=self.group, clients=self.clients, schema=schema
+        return Reading.of_task(
+            partition=self.partition,
+            label=self.label_column,
+            group=self.group,
+            clients=self.clients,
+            schema=schema,
+            size=self.size,
         )
-        return replace(found, size=self.size)
 
     @cached_property
     def table_schema(self) -> "TableSchema | None":

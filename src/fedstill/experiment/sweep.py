@@ -522,6 +522,8 @@ def _run_sweep(sweep: Sweep, out: Path, final: bool, parallel: int | None, watch
 
 def _keep(sweep: Sweep, tries: Sequence[Try], chosen: Point, folders: Iterable[Path]) -> None:
     """Write into the folders of the runs on the test set how their settings were chosen, if they were."""
+    if not tries[0].entry.space:
+        return
     task, seeds = sweep.experiment, len(sweep.plan.seeds)
     found = [{"settings": one.point, "value": one.value, "failure": one.failure or None} for one in tries]
     content = {
@@ -531,7 +533,7 @@ def _keep(sweep: Sweep, tries: Sequence[Try], chosen: Point, folders: Iterable[P
         "tries": found,
         "chosen": chosen,
     }
-    for folder in folders if tries[0].entry.space else ():
+    for folder in folders:
         place = RunFolder(folder).tries
         place.parent.mkdir(parents=True, exist_ok=True)
         files.write_json(place, content)

@@ -1,7 +1,7 @@
 """Caveats: what an accuracy hides, in sentences for tables, pages and cards; and the facts that define its task."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from fedstill.experiment.config import Experiment
 from fedstill.report.record import RunRecord
 from fedstill.train.sgd import passes_of
 
+_TESTED = "test record"
 _FEW = 5
 """Number of test records of a class below which its recall says little."""
 _SHOWN = 3
@@ -126,27 +127,28 @@ def client_steps(run: RunRecord) -> int | None:
     return int(method["rounds"]) * (local["epochs"] or passes_of(records, size)) * math.ceil(records / size)
 
 
-def of_model(confusion: NDArray[np.int64], name: Callable[[int], str]) -> list[str]:
+def of_model(confusion: NDArray[np.int64], name: Callable[[int], str], kind: str = _TESTED) -> list[str]:
     """Caveats of a model: classes that it never predicts, and an accuracy that the largest class explains.
 
     Args:
-        confusion: test records by true (rows) and predicted class, ``(C, C)``.
+        confusion: the judged records by true (rows) and predicted class, ``(C, C)``.
         name: the name of a class.
+        kind: what such a record is called.
     """
     tested, predicted = confusion.sum(1), confusion.sum(0)
     found = []
     missed = np.flatnonzero((tested > 0) & (predicted == 0)).tolist()
     if len(missed) > 1 and np.count_nonzero(predicted) == 1:
         label, number = int(predicted.argmax()), int(predicted.sum())
-        found.append(f"predicts one class, {name(label)}, for all {number:,} test records, which is no result")
+        found.append(f"predicts one class, {name(label)}, for all {number:,} {kind}s, which is no result")
     elif missed:
         number = sum(int(tested[label]) for label in missed)
-        found.append(f"never predicts {_classes(missed, name)}, of which there are {number:,} test records")
+        found.append(f"never predicts {_classes(missed, name)}, of which there are {number:,} {kind}s")
     if _is_constant(confusion):
         label = int(tested.argmax())
         found.append(
             f"accuracy is not above that of always saying {name(label)} ({100 * tested.max() / tested.sum():.1f} % of "
-            "the test records) by more than chance"
+            f"the {kind}s) by more than chance"
         )
     return found
 
@@ -167,23 +169,23 @@ def _is_constant(confusion: NDArray[np.int64]) -> bool:
     return bool(np.count_nonzero(tested) > 1 and interval(right, total)[0] <= most / total)
 
 
-def of_test(confusion: NDArray[np.int64], name: Callable[[int], str]) -> list[str]:
+def of_test(confusion: NDArray[np.int64], name: Callable[[int], str], kind: str = _TESTED) -> list[str]:
     """Caveats of a set of test records: classes without any, with few, or one alone."""
     tested = confusion.sum(1)
     if len(tested) > 1 and np.count_nonzero(tested) == 1:
-        return [f"all test records are of one class, {name(int(tested.argmax()))}, so accuracy is its recall"]
+        return [f"all {kind}s are of one class, {name(int(tested.argmax()))}, so accuracy is its recall"]
     found = []
     if without := np.flatnonzero(tested == 0).tolist():
-        found.append(f"no test record is of {_classes(without, name)}, so nothing is known of its recall")
+        found.append(f"no {kind} is of {_classes(without, name)}, so nothing is known of its recall")
     if few := np.flatnonzero((tested > 0) & (tested < _FEW)).tolist():
-        found.append(f"fewer than {_FEW} test records are of {_classes(few, name)}, whose recall is undecided")
+        found.append(f"fewer than {_FEW} {kind}s are of {_classes(few, name)}, whose recall is undecided")
     return found
 
 
 def copies(run: RunRecord) -> list[str]:
     """A sentence on test records that equal a training record."""
     number, counts = run.summary.get("copied_test_records"), "errors count" if run.numbers else "accuracy counts"
-    return [f"{number:,} test records equal a training record, and {counts} them too"] if number else []
+    return [f"{number:,} {_kind(run)}s equal a training record, and {counts} them too"] if number else []
 
 
 def _classes(labels: Sequence[int], name: Callable[[int], str]) -> str:
@@ -223,18 +225,17 @@ def of_rows(rows: Sequence[tuple[str, Sequence[RunRecord]]]) -> list[str]:
 
 def _of_records(run: RunRecord) -> list[str]:
     """Sentences on the records that a run was judged on."""
-    found = [] if run.confusion is None else of_test(run.confusion, run.class_name)
-    return _named(run, [*found, *copies(run)])
+    found = [] if run.confusion is None else of_test(run.confusion, run.class_name, _kind(run))
+    return [*found, *copies(run)]
 
 
 def _of_predictions(run: RunRecord) -> list[str]:
-    return _named(run, of_errors(run) if run.confusion is None else of_model(run.confusion, run.class_name))
+    return of_errors(run) if run.confusion is None else of_model(run.confusion, run.class_name, _kind(run))
 
 
-def _named(run: RunRecord, texts: Iterable[str]) -> list[str]:
-    """The sentences with the kind of records that the run was judged on, as those of a sweep's tries."""
-    kind = "validation record" if "validation" in str(run.summary.get("judged_on")) else "test record"
-    return [text.replace("test record", kind) for text in texts]
+def _kind(run: RunRecord) -> str:
+    """What a record that the run was judged on is called; the tries of a sweep have validation records."""
+    return "validation record" if "validation" in str(run.summary.get("judged_on")) else _TESTED
 
 
 # Facts of a task -----------------------------------------------------------------------------------------------------

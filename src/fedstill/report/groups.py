@@ -66,8 +66,12 @@ def method_name(record: RunRecord) -> str:
 
 def row_settings(record: RunRecord) -> dict[str, Any]:
     """The settings that all runs of a row share, with the options of a model apart."""
-    task = {key: value for key, value in task_settings(record).items() if key not in UNNAMED}
-    return options_apart(task | method_settings(record))
+    return options_apart(_named(record) | method_settings(record))
+
+
+def _named(record: RunRecord) -> dict[str, Any]:
+    """The task's settings that all runs of a row share."""
+    return {key: value for key, value in task_settings(record).items() if key not in UNNAMED}
 
 
 def options_apart(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -270,9 +274,10 @@ def _key(record: RunRecord) -> tuple[str, ...]:
 
 def _task(records: Sequence[RunRecord], apart: Sequence[str]) -> Group:
     families: dict[tuple[str, ...], dict[tuple[int, str], RunRecord]] = {}
-    complete, left_out = {(_family(r), r.summary["seed"]) for r in records if r.finished}, list[RunRecord]()
-    for record in records:
-        family, seed = _family(record), record.summary["seed"]
+    known = [(record, _family(record), record.summary["seed"]) for record in records]
+    complete = {(family, seed) for record, family, seed in known if record.finished}
+    left_out: list[RunRecord] = []
+    for record, family, seed in known:
         if not record.finished and (family, seed) in complete:
             left_out.append(record)
             continue
@@ -340,8 +345,7 @@ def _columns(firsts: Sequence[RunRecord]) -> list[str]:
     for record in firsts:
         by_method.setdefault(method_name(record), []).append(record)
     found = {key for some in by_method.values() for key in differing(map(_shared, some))}
-    tasks = [{key: value for key, value in task_settings(record).items() if key not in UNNAMED} for record in firsts]
-    found |= set(differing(tasks))
+    found |= set(differing(map(_named, firsts)))
     if len({record.label for record in firsts}) < len({(record.label, method_name(record)) for record in firsts}):
         found.add(_METHOD)
     if all(row_settings(r).get("method.rounds", r.summary["rounds"]) == r.summary["rounds"] for r in firsts):

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import os
 from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -248,15 +249,6 @@ def find_runs(folder: str | Path, *, unfinished: bool = False) -> list[Path]:
     return runs
 
 
-def folder_of(run: RunRecord | str | Path, name: str = "the run") -> Path:
-    """The folder of a run that is given by its record or by its folder; ``name`` begins the sentence of an error.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    return run.folder if isinstance(run, RunRecord) else path_of(run, name)
-
-
 Runs = RunRecord | str | Path | Iterable[RunRecord | str | Path]
 """One run or several, each by its record or by its folder."""
 
@@ -267,7 +259,7 @@ def records_of(runs: Runs) -> list[RunRecord]:
     Raises:
         ValueError: they are none.
     """
-    several = [runs] if isinstance(runs, RunRecord | str | Path) else runs
+    several = [runs] if isinstance(runs, str | os.PathLike) else runs
     if not isinstance(several, Iterable):
         raise ValueError(f"the runs are {in_words(several)}; give a RunRecord or a run's folder, or several in a list")
     return [run if isinstance(run, RunRecord) else read_run(run) for run in several]
