@@ -1,4 +1,5 @@
 import json
+import logging
 import shutil
 import subprocess
 import sys
@@ -6,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from users import OTHER, ROOT, as_user
 
 from fedstill import Experiment, FedAvg, Job, run
 from fedstill.cli import main
@@ -170,7 +172,63 @@ def test_runs_are_compared_by_what_differs(folder: Path, capsys: pytest.CaptureF
     assert second["bytes_up_per_client"] == pytest.approx(2 * first["bytes_up_per_client"], rel=0.01)
     main(["runs", "compare", "runs/a", "runs/b"])
     text = capsys.readouterr().out
-    assert "method.rounds" in text and "accuracy, %" in text and "runs/b" in text and "seed " not in text
+    assert "method.rounds" in text and "accuracy" in text and "runs/b" in text and "seed " not in text
+
+
+def test_facts_that_are_no_settings_are_compared_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tuned settings and another version may be all that explains a difference."""
+    second = shutil.copytree(folder / "a", folder / "b")
+    place = RunFolder(second)
+    tries = {"settings": {"local.lr": 0.1}, "value": 0.5, "failure": None}
+    content = {"given": {}, "measure": "accuracy", "records": "10 %", "chosen": {"local.lr": 0.1}}
+    place.tries.parent.mkdir()
+    place.tries.write_text(json.dumps({**content, "tries": [tries, tries]}))
+    summary = json.loads(place.summary.read_text())
+    errors = {"rmse": 2.5, "mae": 2.0, "r2": 0.5}
+    place.summary.write_text(json.dumps({**summary, "version": "0.9", "errors": errors, "accuracy": None}))
+    capsys.readouterr()
+    main(["runs", "compare", "runs/a", "runs/b", "--json"])
+    first, other = json.loads(capsys.readouterr().out)["runs"]
+    assert (first["settings"]["tuned"], other["settings"]["tuned"]) == (None, "2 tries")
+    assert other["settings"]["version"] == "0.9" and other["errors"]["rmse"] == 2.5 and first["errors"] is None
+    main(["runs", "compare", "runs/a", "runs/b"])
+    text = capsys.readouterr().out
+    assert "2 tries" in text and "RMSE" in text and "2.5" in text and "accuracy" in text
+
+
+def test_links_to_runs_are_followed_once(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "linked"
+    place.mkdir()
+    (place / "of-others").symlink_to(folder.resolve() / "c")
+    (place / "again").symlink_to(folder.resolve() / "c" / "fedavg")
+    (place / "above").symlink_to(tmp_path)
+    (folder / "c" / "back").symlink_to(place)
+    shutil.copytree(folder / "a", place / "own")
+    (place / "same").symlink_to("own")
+    names = [str(run.relative_to(place)) for run in runs_below(place)]
+    assert names[-1] == "own" and len(names) == 3  # two of the comparison, by either link
+    capsys.readouterr()
+    main(["runs", "remove", "linked", "--yes"])
+    assert "1 run removed" in capsys.readouterr().out and not (place / "own").exists()
+    assert len(runs_below(folder)) == 3
+
+
+@ROOT
+def test_a_folder_that_cannot_be_read_is_named(folder: Path, tmp_path: Path) -> None:
+    for place in (folder, *folder.rglob("*")):
+        place.chmod(0o755)
+    tmp_path.chmod(0o755)
+    (folder / "c").chmod(0o700)
+
+    def listing_of_another() -> str:
+        said: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("fedstill").addHandler(handler)
+        return f"{len(runs_below(Path('runs')))} run. {' '.join(said)}"
+
+    shown = as_user(OTHER, listing_of_another)
+    assert "1 run. the folder runs/c can't be read (Permission denied); runs in it are not listed" in shown
 
 
 def test_the_list_needs_no_torch(folder: Path) -> None:

@@ -12,6 +12,7 @@ from fedstill.cli.output import Bad, print_json, print_sentences, print_wide, ta
 
 if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
     from fedstill.cli.flags import Format, Judged, Listing, Published, Removal, Watching
+    from fedstill.report.record import RunRecord
     from fedstill.runs.listing import Listed
 
 
@@ -47,53 +48,65 @@ def _runs_of(places: Sequence[str]) -> list[Path]:
 
 def compare(words: list[str], form: "Format") -> None:
     """``fedstill runs compare``."""
-    from fedstill.report import groups, guarantees, spending
-    from fedstill.report.record import accuracy_words, find_runs, human_bytes, read_run
+    from fedstill.report import groups, spending
+    from fedstill.report.record import find_runs, read_run
 
     folders = list(dict.fromkeys(run for word in words for run in find_runs(Path(word), unfinished=True)))
     if len(folders) < 2:
         raise Bad(_TWO)
     records = [read_run(folder, unfinished=True) for folder in folders]
-    all_settings = [
+    everything = [
         {"method": groups.method_name(r), **groups.task_settings(r), **groups.method_settings(r)}
         | {"records": str(r.config.get("fingerprint") or "")[:8]}  # of one name, as a file that changed
+        | groups.facts(r)
         for r in records
     ]
-    differing = groups.differing(all_settings)
-    results = [
-        {
-            "state": record.state,
-            "accuracy, %": accuracy_words(record["accuracy"], None),
-            "up/client": human_bytes(record["bytes_up_per_client"]),
-            "down/client": human_bytes(record["bytes_down_per_client"]),
-            "guarantee": guarantees.words(record.guarantee) if record.finished else "",
-            "seconds": f"{record['seconds']:.1f}",
-        }
-        for record in records
-    ]
+    differing = groups.differing(everything)
+    remarks = spending.remarks(records)
     if form.json_:
-        numbers = ("accuracy", "bytes_up_per_client", "bytes_down_per_client", "rounds", "seconds")
-        runs = [
-            {
-                "folder": str(record.folder),
-                "label": record.label,
-                "method": groups.method_name(record),
-                "state": record.state,
-                "settings": {key: own.get(key) for key in differing},
-                **{key: record[key] for key in numbers},
-                "guarantee": guarantees.as_json(record.guarantee) if record.finished else None,
-            }
-            for record, own in zip(records, all_settings, strict=True)
-        ]
-        print_json({"runs": runs, "remarks": spending.remarks(records)})
+        settings = [{key: own.get(key) for key in differing} for own in everything]
+        print_json({"runs": list(map(_compared, records, settings)), "remarks": remarks})
         return
-    settings = [[key, *(groups.value_words(own.get(key)) for own in all_settings)] for key in differing]
-    shown = table(["", *map(str, folders)], settings, whole=("",))
+    rows = [[key, *(groups.value_words(own.get(key)) for own in everything)] for key in differing]
+    shown = table(["", *map(str, folders)], rows, whole=("",))
     shown.add_section()
-    for key in results[0]:
-        shown.add_row(key, *(result[key] for result in results))
+    results = [_results(record) for record in records]
+    for key in dict.fromkeys(key for result in results for key in result):
+        shown.add_row(key, *(result.get(key, "") for result in results))
     print_wide(shown)
-    print_sentences(spending.remarks(records))
+    print_sentences(remarks)
+
+
+def _results(record: "RunRecord") -> dict[str, str]:
+    """The results of a run by their names, in words."""
+    from fedstill.report import guarantees
+    from fedstill.report.record import human_bytes
+
+    return {
+        "state": record.state,
+        **dict([record.score]),
+        "up/client": human_bytes(record["bytes_up_per_client"]),
+        "down/client": human_bytes(record["bytes_down_per_client"]),
+        "guarantee": guarantees.words(record.guarantee) if record.finished else "",
+        "seconds": f"{record['seconds']:.1f}",
+    }
+
+
+def _compared(record: "RunRecord", settings: dict[str, object]) -> dict[str, object]:
+    """A run as JSON, with the settings in which it differs from others."""
+    from fedstill.report import groups, guarantees
+
+    numbers = ("accuracy", "bytes_up_per_client", "bytes_down_per_client", "rounds", "seconds")
+    return {
+        "folder": str(record.folder),
+        "label": record.label,
+        "method": groups.method_name(record),
+        "state": record.state,
+        "settings": settings,
+        **{key: record[key] for key in numbers},
+        **{key: record.get(key) for key in ("measure", "errors")},
+        "guarantee": guarantees.as_json(record.guarantee) if record.finished else None,
+    }
 
 
 def list_runs(words: list[str], chosen: "Listing") -> None:

@@ -313,22 +313,25 @@ def _family(record: RunRecord) -> tuple[str, ...]:
     return record.label, *(f"{key}={value}" for key, value in sorted(_shared(record).items()))
 
 
-def _shared(record: RunRecord) -> dict[str, Any]:
-    """What all runs of a row share."""
+def facts(record: RunRecord) -> dict[str, Any]:
+    """What is no setting and may explain a result; without what the run has not."""
     code, public = record.config.get("code"), record.config.get("public_fingerprint")
-    facts: dict[str, Any] = {
+    found: dict[str, Any] = {
         _CODE: code and hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest()[:8],
         _PUBLIC: public and str(public)[:8],
         _WITHOUT: sorted({refusal.client for refusal in record.refused if refusal.reason == WITHDRAWN}),
-        _METHOD: method_name(record),
         _VERSION: record.summary.get("version"),
+        _TUNED: record.tries and f"{len(record.tries['tries'])} tries",
     }
+    return {key: value for key, value in found.items() if value}
+
+
+def _shared(record: RunRecord) -> dict[str, Any]:
+    """What all runs of a row share."""
     settings = row_settings(record)
-    if record.tries is not None:
-        facts[_TUNED] = f"{len(record.tries['tries'])} tries"
-        for name in record.tries["chosen"]:
-            settings.pop(f"method.{name}" if f"method.{name}" in settings else name, None)
-    return settings | {key: value for key, value in facts.items() if value}
+    for name in [] if record.tries is None else record.tries["chosen"]:
+        settings.pop(f"method.{name}" if f"method.{name}" in settings else name, None)
+    return settings | {_METHOD: method_name(record)} | facts(record)
 
 
 def _row(runs: list[RunRecord], columns: Sequence[str], task: str) -> Row:

@@ -177,7 +177,7 @@ class RunRecord:
     def __repr__(self) -> str:
         """The run on one line; its arrays are attributes."""
         return (
-            f"<RunRecord {self.label} on {self.summary.get('data')}: {self.state}, {' '.join(self._score)}, "
+            f"<RunRecord {self.label} on {self.summary.get('data')}: {self.state}, {' '.join(self.score)}, "
             f"guarantee {guarantees.words(self.guarantee)}, "
             f"{str(self.folder)!r}>"
         )
@@ -189,8 +189,8 @@ class RunRecord:
         return value
 
     @property
-    def _score(self) -> tuple[str, str]:
-        """The name of the main measure, and its value."""
+    def score(self) -> tuple[str, str]:
+        """The name of the main measure and its value, in words; of a run without a result, its accuracy as a dash."""
         if measure := self.summary.get("measure"):
             return measure["name"], measure_words([measure["value"]])
         if errors := self.summary.get("errors"):
@@ -203,7 +203,7 @@ class RunRecord:
 
         summary, rows = self.summary, {"state": self.state} if not self.finished else {}
         rows |= {
-            **dict([self._score]),
+            **dict([self.score]),
             "up, per client": human_bytes(summary["bytes_up_per_client"]),
             "down, per client": human_bytes(summary["bytes_down_per_client"]),
             "rounds": str(summary["rounds"]),

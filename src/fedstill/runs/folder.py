@@ -25,6 +25,7 @@ Every file is checked when it is read, as a folder may have been edited, truncat
 """
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -33,6 +34,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -66,6 +68,7 @@ if TYPE_CHECKING:  # `fedstill runs` does not need torch, which takes a second
 
     from fedstill.base.records import Records
 
+log = logging.getLogger("fedstill")
 
 Images = tuple[NDArray[np.uint8], NDArray[np.int64]]
 """Images, uint8 ``(n, c, h, w)``, and labels, int64 ``(n,)``."""
@@ -229,19 +232,43 @@ _OWN = {"journal", "clients", "sums", "attack", HELPERS, TRIES}
 """Folders of a run, in which other runs are parts of it."""
 
 
-def runs_below(folder: Path) -> list[Path]:
+def runs_below(folder: Path, *, links: bool = True) -> list[Path]:
     """The folders of all runs in ``folder`` or below it, in natural order; the tries and attacks of runs do not count.
+
+    A run is named once, by the folder that is not reached through a link, if there is one. A warning says which folders
+    can't be read.
+
+    Args:
+        folder: a run's folder, or one above.
+        links: whether to follow links to folders.
 
     Raises:
         ValueError: there is no such folder.
     """
-    runs = []
-    for parent, children, names in os.walk(existing(folder)):
+    runs, top = [], Path(os.path.realpath(existing(folder)))
+    met: set[Path] = set()
+    for parent, children, names in os.walk(folder, followlinks=links, onerror=_unread):
         if {"config.json", "summary.json"} & {*names} and is_run(Path(parent)):
             runs.append(Path(parent))
             children[:] = [name for name in children if name not in _OWN]
         children[:] = [name for name in children if not name.startswith(".")]
-    return in_natural_order(runs)
+        for name in [name for name in children if links and os.path.islink(os.path.join(parent, name))]:
+            target = Path(os.path.realpath(os.path.join(parent, name)))
+            if target.is_relative_to(top) or top.is_relative_to(target) or any(map(target.is_relative_to, met)):
+                children.remove(name)
+            else:
+                met.add(target)
+    return in_natural_order({os.path.realpath(run): run for run in runs}.values() if met else runs)
+
+
+def _unread(error: OSError) -> None:
+    _say_unread(str(error.filename), str(error.strerror))
+
+
+@lru_cache(maxsize=1000)
+def _say_unread(place: str, why: str) -> None:
+    """Warn once of a folder that can't be read."""
+    log.warning("the folder %s can't be read (%s); runs in it are not listed", place, why)
 
 
 class RunFolder:

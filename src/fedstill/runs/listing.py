@@ -133,7 +133,7 @@ def removable(place: Path) -> list[Path]:
         raise ValueError(f"{place} is a link to {place.resolve()}; name that folder to remove it")
     if Path.cwd().is_relative_to(place.resolve()):
         raise ValueError(f"{place} is the folder that you are in, or above it; go to another folder and name it there")
-    if not (runs := [run for run in runs_below(place) if is_run(run, certainly=True)]):
+    if not (runs := [run for run in runs_below(place, links=False) if is_run(run, certainly=True)]):
         raise ValueError(f"{place} has no run; give the folder of a run or of a comparison (fedstill runs)")
     if busy := next((run for run in runs if is_locked(run)), None):
         raise ValueError(f"another process is writing {busy}; stop it before you remove the run")
