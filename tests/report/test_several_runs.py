@@ -122,6 +122,12 @@ def test_a_run_that_is_left_out_is_named_and_one_named_twice_counts_once(
     )
     assert "and seed is: copy." in (tmp_path / "r" / "report.html").read_text()
     assert len(list(csv.DictReader((tmp_path / "r" / "runs.csv").open()))) == 2
+    main(["report", "copy", "--out", "copy"])
+    page = Path("copy", "report.html").read_bytes()
+    for given in (["first"], ["first", "copy"]):
+        with pytest.raises(SystemExit):
+            main(["report", *given, "--out", "copy"])
+    assert Path("copy", "report.html").read_bytes() == page
     main(["report", "first", str(first), "--out", "once"])
     assert len(list(csv.DictReader((tmp_path / "once" / "runs.csv").open()))) == 1
 

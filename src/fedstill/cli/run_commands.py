@@ -359,10 +359,13 @@ def _show_runs(
 def report(words: list[str], output: "ReportOutput") -> None:
     """``fedstill report``."""
     from fedstill.report.record import find_runs, read_run
+    from fedstill.runs.folder import is_run
 
     folders: dict[Path, Path] = {}  # each once, however it is named
     for folder in (folder for word in words for folder in find_runs(word, unfinished=True)):
         folders.setdefault(folder.resolve(), folder)
+    if is_run(output.out, certainly=True) and {*folders} != {output.out.resolve()}:
+        raise Bad(f"--out is {output.out}, the folder of a run, whose own page would be lost; give another folder")
     _show_runs([read_run(folder, unfinished=True) for folder in folders.values()], output.out, None, output)
 
 
