@@ -293,6 +293,22 @@ def test_decimal_signs_are_those_of_the_numbers(row: Any) -> None:
     assert float(dose.min()) == 0 and float(dose.max()) == ((N - 1) / 8 if number == N else 13_999)
 
 
+@pytest.mark.parametrize("sign", "\t|")
+def test_points_of_thousands_in_a_file_with_tabs_are_refused(sign: str) -> None:
+    """``1.234`` beside ``567``; a decimal point needs no digits behind it, or not always three."""
+    fine: list[Callable[[int], str]] = [
+        lambda i: f"{1 + i / 64:.3f}{sign}{i % 2}",  # of a fixed form
+        lambda i: f"{1 + round(i / 64, 3)}{sign}{i % 2}",
+        lambda i: f"{1 + i % 3 + 0.125 * (i % 2)}{sign}{i % 2}".replace(".0", ""),
+        lambda i: f"{round(i / 700, 3) if i % 2 else i}{sign}{i % 2}",
+    ]
+    for row in fine:
+        fedstill.load_data(written(lines(f"dose{sign}label", row)))
+    points = written(lines(f"dose{sign}label", lambda i: f"{800 + i * 20:,}{sign}{i % 2}".replace(",", ".")))
+    with pytest.raises(InputError, match="has '1.000' in the column 'dose', which may be 1000 or 1.000"):
+        fedstill.load_data(points)
+
+
 def test_a_schema_refuses_points_that_may_be_thousands() -> None:
     Path("s.toml").write_text(
         'target = "label"\nclasses = ["0", "1"]\n[columns.plt]\nkind = "number"\nrange = [0, 900000]\n'

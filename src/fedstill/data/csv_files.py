@@ -86,6 +86,8 @@ def read_csv(path: Path, *, as_text: bool, fewest: int = 2) -> "pa.Table":
         return found
     texts = _parsed(content, path, separator, column_types=all_texts) if separator == ";" else None
     table = _parsed(content, path, separator, decimal_point="." if texts is None else _decimal_sign(texts, path))
+    if separator in "\t|" and _may_have_thousands(table):
+        _check_points(_parsed(content, path, separator, column_types=all_texts), path)
     if _may_have_codes(content, separator, table):
         table = _with_codes(table, texts or _parsed(content, path, separator, column_types=all_texts))
     return _named(table, names, path)
@@ -171,14 +173,53 @@ def _decimal_sign(texts: "pa.Table", path: Path) -> str:
             f"in {points[0][0]!r}, as in {points[0][1][0].as_py()!r}; write all numbers with one decimal sign"
         )
     if is_unclear:
-        name, cells = (commas or points)[0]
-        first = cells[0].as_py()
-        whole, decimal = (re.sub("[.,]", other, first) for other in ("", "."))
-        raise ValueError(
-            f"{str(path)!r} has {first!r} in the column {name!r}, which may be {whole} or {decimal}; write numbers "
-            "without a sign of thousands, and no decimals with three digits alone"
-        )
+        raise _unclear(*(commas or points)[0], path)
     return "," if commas else "."
+
+
+def _unclear(name: str, cells: "pa.ChunkedArray", path: Path) -> ValueError:
+    first = cells[0].as_py()
+    whole, decimal = (re.sub("[.,]", other, first) for other in ("", "."))
+    return ValueError(
+        f"{str(path)!r} has {first!r} in the column {name!r}, which may be {whole} or {decimal}; write numbers "
+        "without a sign of thousands, and no decimals with three digits alone"
+    )
+
+
+_ENOUGH = 20
+"""Different decimals without needless zeros, of which all have three digits once in eight times by chance."""
+
+
+def _check_points(texts: "pa.Table", path: Path) -> None:
+    """Refuse columns whose points separate thousands: all of them can, and numbers below 1,000 have none.
+
+    Raises:
+        ValueError: there is such a column.
+    """
+    import pyarrow.compute as pc
+
+    for name, cells in _signs(texts)[1]:
+        plain = texts[name].drop_null()
+        plain = plain.filter(pc.match_substring_regex(plain, r"^\s*[+-]?\d+\s*$"))
+        all_small = pc.all(pc.match_substring_regex(plain, r"^\s*[+-]?\d{1,3}\s*$")).as_py()
+        may = pc.all(pc.match_substring_regex(cells, f"^{THOUSANDS}$")).as_py()
+        if may and len(pc.unique(cells)) >= _ENOUGH and len(plain) and all_small:
+            raise _unclear(name, cells, path)
+
+
+def _may_have_thousands(table: "pa.Table") -> bool:
+    """Whether a column of decimals has none that only a decimal point explains; fast, for most have some."""
+    import pyarrow as pa
+
+    floats = [column.drop_null().to_numpy() for column in table.columns if pa.types.is_floating(column.type)]
+    wide = (np.abs(column[column != 0]) for column in floats)
+    return any(
+        len(column)
+        and column.min() >= 1
+        and column.max() < 1000
+        and bool((np.abs(column * 1000 - np.rint(column * 1000)) < 1e-6).all())
+        for column in wide
+    )
 
 
 def _with_codes(table: "pa.Table", texts: "pa.Table") -> "pa.Table":
