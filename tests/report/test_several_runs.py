@@ -185,3 +185,15 @@ def test_frames_and_pages_take_one_run_or_folders(tmp_path: Path) -> None:
             fedstill.to_pandas(wrong)  # type: ignore[arg-type]
     with pytest.raises(fedstill.InputError, match=r"path is the folder .*; give a file in it"):
         fedstill.write_report(record, tmp_path)
+
+
+def test_settings_that_differ_late_have_names_of_their_own(tmp_path: Path) -> None:
+    """A rate of 0.1234567 and one of 0.1234568 were two lines of one name in figures."""
+    places = [write_run(tmp_path / f"{i}", label="fedavg", method="fedavg") for i in range(3)]
+    for place, rate in zip(places, (0.1234567, 0.1234568, 0.3), strict=True):
+        changed(place, "config.json", method={"local": {"lr": rate}})
+    (task,) = group(map(read_run, places))
+    assert task.columns == ["local.lr"]
+    assert {row.name for row in task.rows} == {
+        f"fedavg (local.lr {rate})" for rate in ("0.1234567", "0.1234568", "0.3")
+    }

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -95,12 +96,15 @@ def differing(settings: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def value_words(value: object) -> str:
-    """A value of a setting as text; a dash for no value."""
+    """A value of a setting as text, of a number six digits if it has no more, or else twelve; a dash for no value."""
     if value is None or value == []:
         return "–"
     if isinstance(value, list | tuple):
         return " ".join(map(value_words, value))
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    short = f"{value:.6g}"
+    return short if math.isclose(float(short), value, rel_tol=1e-12) else f"{value:.12g}"
 
 
 def numeric(values: Sequence[object]) -> tuple[str, list[float]] | None:
