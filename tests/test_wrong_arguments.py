@@ -105,6 +105,8 @@ def test_a_path_is_a_text_or_a_path(call: Callable[[Any], Any], value: Any) -> N
 def test_a_run_s_folder_is_a_path_too() -> None:
     with pytest.raises(InputError, match="out is 3; give the path"):
         fedstill.run("fedavg", out=3, **TASK)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="out is ''; give the path of a folder or a file"):
+        fedstill.run("fedavg", out="", **TASK)
 
 
 @pytest.mark.parametrize("threshold", [2, -3.0, float("nan"), "0.4", ".4", True, np.bool_(True)])

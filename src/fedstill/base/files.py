@@ -82,7 +82,7 @@ def path_of(value: object, name: str) -> Path:
     Raises:
         InputError: it is neither, or no path can be so.
     """
-    if not isinstance(value, str | os.PathLike) or "\0" in (place := os.fsdecode(value)):
+    if not isinstance(value, str | os.PathLike) or not (place := os.fsdecode(value)) or "\0" in place:
         raise InputError(f"{name} is {in_words(value)}; give the path of a folder or a file, as 'runs/first'")
     return Path(place)
 

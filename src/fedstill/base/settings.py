@@ -56,6 +56,14 @@ class Settings(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
+    def _no_empty_path(cls, value: object, info: ValidationInfo) -> object:
+        """An empty text, as of a shell's unset variable, would be the working folder."""
+        if value == "" and cls.model_fields[info.field_name or ""].annotation in (Path, Path | None):
+            raise ValueError("give a path, or . for the working folder")
+        return value
+
+    @field_validator("*", mode="before")
+    @classmethod
     def _one_number_for_several(cls, value: object, info: ValidationInfo) -> object:
         """A number where any number of them may stand, as ``mean=0.3``."""
         kind = cls.model_fields[info.field_name or ""].annotation

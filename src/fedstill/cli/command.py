@@ -153,6 +153,10 @@ def read(command: Command, words: Sequence[str], program: str) -> list[Any]:
     if len(others) < command.least or (others[:1] == [""] and command.takes.startswith("FOLDER")):
         alone = command.least == 1 or any(others[:1])
         raise Bad(command.needs if command.needs and alone else _missing(command.takes, others, program))
+    if "" in others:
+        raise Bad(
+            f"word {others.index('') + 1} is empty, as of a variable that is not set; usage: {program} {command.takes}"
+        )
     if command.most is not None and len(others) > command.most:
         word = others[command.most]
         settings = f"; its settings: fedstill run {word} --help" if word in methods.TABLE else f" ({program} --help)"
