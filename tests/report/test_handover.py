@@ -128,6 +128,7 @@ def expected(handed: dict[str, Any], frame: pd.DataFrame) -> tuple[Any, Any]:
         return model(torch.from_numpy(vectors)).numpy(), model.predict(vectors)
 
 
+@pytest.mark.filterwarnings("ignore:[0-9]+ of 300 values of column")  # sodium is clipped, and wards are others
 def test_raw_rows_have_the_predictions_of_the_run_in_every_program(handed: dict[str, Any]) -> None:
     frame, out = table(300, 2), handed["place"] / "out"
     logits, said = expected(handed, frame)

@@ -1,6 +1,7 @@
 """A model to hand on: files that plain PyTorch reads, and the card beside them."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -23,6 +24,7 @@ from fedstill.cli import main
 from fedstill.data import features, pictures
 from fedstill.experiment.trained import Trained
 from fedstill.models.build import build
+from fedstill.report import pixels as reader
 from fedstill.report import programs
 from fedstill.report import publish as publishing
 
@@ -53,7 +55,7 @@ def test_plain_pytorch_computes_the_same_logits(
     out = tmp_path / "published"
     main(["publish", str(finished.folder), "--out", str(out), "--json"])
     told = json.loads(capsys.readouterr().out)
-    assert told["files"] == ["README.md", "config.json", "model.pt2", "model.safetensors"]
+    assert told["files"] == ["README.md", "config.json", "model.pt2", "model.safetensors", "pixels.py"]
     images = load_data("digits").test.images[:5]
     torch.save(images, tmp_path / "images")
     words = [sys.executable, "-W", "error", "-c", PLAIN, str(out / "model.pt2"), str(tmp_path / "images")]
@@ -137,7 +139,7 @@ def test_the_model_of_a_run_on_features_is_one_program(
     shown = capfd.readouterr()
     assert not shown.err  # torch's exporter warns and prints
     told = json.loads(shown.out)
-    assert told["files"] == ["README.md", "config.json", "model.onnx", "model.pt2", "model.safetensors"]
+    assert told["files"] == ["README.md", "config.json", "model.onnx", "model.pt2", "model.safetensors", "pixels.py"]
     assert told["shape"] == [1, 8, 8] and told["backbone"] == task["features"]
     images = load_data("digits").test.images[:40]
     torch.save(images, tmp_path / "images")
@@ -238,6 +240,8 @@ def test_a_card_has_the_way_from_a_picture_of_any_size_to_the_input(
     assert "largest centred square, resized to 32 x 32 (bilinear, antialiased)" in " ".join(card.split())
     code = next(block for block in card.split("```")[1::2] if "picture.jpg" in block)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    shutil.copy(reader.__file__, tmp_path)
     noise = np.random.default_rng(0).integers(0, 256, (50, 71, 4), np.uint8)
     picture = Image.fromarray(noise).convert(mode)
     picture.save("picture.jpg", "PNG")
@@ -351,7 +355,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(finished: RunRecord, tmp
     done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
     assert done.returncode == 2 and "cannot be written" in done.stderr and done.stderr.count("\n") == 1, done.stderr
     main(words)
-    assert sorted(path.name for path in (tmp_path / "out").iterdir())[-1] == "model.safetensors"
+    assert sorted(path.name for path in (tmp_path / "out").iterdir())[-2:] == ["model.safetensors", "pixels.py"]
 
 
 def test_a_card_names_the_columns_of_a_table_and_how_pictures_are_turned(finished: RunRecord, tmp_path: Path) -> None:
@@ -362,4 +366,5 @@ def test_a_card_names_the_columns_of_a_table_and_how_pictures_are_turned(finishe
     assert facts["columns"] == ["age", "b_m_i"] and "these columns, in this order: age, b\\_m\\_i." in card
     assert json.loads((tmp_path / "handed" / "config.json").read_text())["columns"] == ["age", "b_m_i"]
     publishing.publish(finished.folder, tmp_path / "pictures")
-    assert "turned as its EXIF tag says" in (tmp_path / "pictures" / "README.md").read_text()
+    card = (tmp_path / "pictures" / "README.md").read_text()
+    assert "turned as its EXIF tag says" in " ".join(card.split())

@@ -251,12 +251,13 @@ class TableSchema(Settings):
             own = [f"{name}={value}" for value in (*column.values, *["other"] * (column.outside == "other"))]
         return [*own, *[f"{name} is missing"] * (column.missing is not None)]
 
-    def vectors(self, table: "pa.Table", where: str) -> NDArray[np.float32]:
-        """The vectors ``(n, d)`` of rows that need no target, group or site; arguments and errors as of `encode`."""
+    def vectors(self, table: "pa.Table", where: str) -> tuple[NDArray[np.float32], list[str]]:
+        """The vectors ``(n, d)`` of rows that need no target, group or site; else as `encode`."""
         _check_present([*self.columns], table, where)
         frame = _with_points(table.select([*self.columns]), self._bounds, where)
-        columns = self._encoded(frame, where, [])
-        return np.stack([columns[name].astype(np.float32) for name in self.features], 1)
+        remarks: list[str] = []
+        columns = self._encoded(frame, where, remarks)
+        return np.stack([columns[name].astype(np.float32) for name in self.features], 1), remarks
 
     def _encoded(self, frame: "pd.DataFrame", where: str, remarks: list[str]) -> dict[str, NDArray[Any]]:
         found: dict[str, NDArray[Any]] = {}
@@ -450,6 +451,8 @@ def numbers_of(values: "pd.Series[Any]", where: str, bounds: tuple[float, float]
     """
     import pandas as pd
 
+    if pd.api.types.is_bool_dtype(values):
+        raise ValueError(f"{where} has truth values, but the schema says numbers; give numbers, or set another kind")
     if pd.api.types.is_numeric_dtype(values):
         found: NDArray[np.float64] = values.to_numpy(dtype=np.float64, na_value=np.nan)
         if np.isinf(found).any():

@@ -169,7 +169,10 @@ class Trained(nn.Module):
     def _rows(self, table: "pa.Table") -> NDArray[np.float32] | NDArray[np.float64]:
         """The vectors of a table's rows, by the model's schema or the names of its columns."""
         if self.schema is not None:
-            return self.schema.vectors(table, "the table")
+            rows, remarks = self.schema.vectors(table, "the table")
+            for remark in remarks:
+                _log.warning(remark)
+            return rows
         if lacking := next((name for name in self.columns if name not in table.column_names), None):
             raise ValueError(f"the table lacks the column {lacking!r}; the model takes {', '.join(self.columns)}")
         for name in self.columns:

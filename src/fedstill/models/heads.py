@@ -224,7 +224,7 @@ class Buckets(Settings):
         bits = (rows[:, :, None] > cuts.to(rows.device)).flatten(1)[:, order.to(rows.device)].long()
         bits = nn.functional.pad(bits, (0, -bits.shape[1] % self.group))
         powers = 2 ** torch.arange(self.group, device=rows.device)
-        return (bits.view(len(rows), -1, self.group) * powers).sum(2)
+        return (bits.view(bits.shape[0], -1, self.group) * powers).sum(2)
 
     def sparse(self, rows: Float[Tensor, "n dims"], cuts: Thresholds, order: Order) -> Float[Tensor, "n width"]:
         """A one-hot row for each group, one after another: as many ones as groups."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.fx import GraphModule
 from typing_extensions import override
 
 from fedstill.base import errors, files
@@ -37,6 +38,8 @@ _SIDES = ((40, 61), (128, 96), (33, 33))
 """Height and width of the pictures of any size on which they are compared."""
 _BITS = 22
 """Bits after the point of the weights with which Pillow resizes pictures of 8 bits."""
+_TRACES = ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node")
+"""What torch notes of each step of a program: files of this machine, whose folders may name persons."""
 Compute = Callable[[Tensor], Tensor]
 
 
@@ -248,9 +251,14 @@ def write(
 
 def _exported(program: nn.Module, example: Tensor, dynamic: dict[int, Any], kind: str) -> ExportedProgram:
     try:
-        return torch.export.export(program, (example,), dynamic_shapes=(dynamic,))
+        exported = torch.export.export(program, (example,), dynamic_shapes=(dynamic,))
     except Exception as error:  # torch has no common class for what it cannot trace
         raise ValueError(f"torch.export cannot write {kind}: {first_line(_begun_by(error))}") from error
+    for module in exported.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, GraphModule) else ():
+            for key in _TRACES:
+                node.meta.pop(key, None)
+    return exported
 
 
 def output_name(model: Trained) -> str:

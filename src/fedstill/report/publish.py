@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,9 +20,10 @@ from fedstill.base import files
 from fedstill.base.errors import first_line
 from fedstill.base.weights import state
 from fedstill.data.table_schema import TableSchema
+from fedstill.experiment.config import flat
 from fedstill.experiment.reuse import check_code, read_job
 from fedstill.experiment.trained import Trained, model_of
-from fedstill.report import caveats, guarantees, programs, regression, rows, spending
+from fedstill.report import caveats, guarantees, pixels, programs, regression, rows, spending
 from fedstill.report.groups import setting_words
 from fedstill.report.record import RunRecord, accuracy_words, human_bytes, measure_words, read_run
 from fedstill.report.tables import balanced_accuracy
@@ -40,6 +42,8 @@ _LONGEST = 1000
 PROGRAM, ONNX, WEIGHTS, CARD, FACTS = "model.pt2", "model.onnx", "model.safetensors", "README.md", "config.json"
 ROWS = "rows.py"
 """The reader of a table's rows (`fedstill.report.rows`), beside a program that takes them."""
+PIXELS = "pixels.py"
+"""The reader of pictures (`fedstill.report.pixels`)."""
 
 
 def publish(
@@ -59,7 +63,8 @@ def publish(
     ``--size``, the raw rows of a table with a schema, float64 ``(n, columns)``, or vectors ``(n, d)``, and returns
     logits ``(n, classes)`` or the number in its unit; that of a run on features begins with the backbone.
     ``model.safetensors`` has the network's weights, ``config.json`` schema, shape, classes and normalisation,
-    ``rows.py`` reads rows for the program, and ``README.md`` says what the model is and what its guarantee rests on.
+    ``rows.py`` or ``pixels.py`` reads rows or pictures for the program, and ``README.md`` says what the model is and
+    what its guarantee rests on. No file has the folders of this machine, which may name persons.
 
     Args:
         run: folder of the run.
@@ -97,11 +102,17 @@ def publish(
         programs.write(model, taken, part / PROGRAM, onnx_file, schema=schema, size=size)
         if schema is not None:
             files.write_bytes(part / ROWS, inspect.getsource(rows).encode())
+        elif len(taken) == 3:
+            files.write_bytes(part / PIXELS, inspect.getsource(pixels).encode())
         weights = {name: tensor.contiguous() for name, tensor in state(model.network).items()}
         files.write_bytes(part / WEIGHTS, save(weights))
         facts = {**facts_of(record, model, taken, schema), **decision}
-        files.write_bytes(part / FACTS, (json.dumps(facts, indent=2, ensure_ascii=False) + "\n").encode())
-        files.write_bytes(part / CARD, card_of(record, facts, onnx=onnx, attacks=attacks, gate=gate).encode())
+        texts = {
+            FACTS: json.dumps(facts, indent=2, ensure_ascii=False) + "\n",
+            CARD: card_of(record, facts, onnx=onnx, attacks=attacks, gate=gate),
+        }
+        for name, text in texts.items():
+            files.write_bytes(part / name, _without_folders(text, record).encode())
         _move(part, out)
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -109,6 +120,26 @@ def publish(
             with suppress(OSError):  # it has the model
                 folder.rmdir()
     return {"folder": str(out), "files": sorted(path.name for path in out.iterdir()), **facts}
+
+
+def _without_folders(text: str, record: RunRecord) -> str:
+    """A text of the run's with the last part of each path that its settings name, in place of the path."""
+    config = record.config
+    values = (
+        *flat({**config["experiment"], **config["method"]}).values(),
+        record.summary["data"],
+        config.get("data_path"),
+    )
+    words = {word for value in values if value is not None for word in (str(value), str(value).rpartition(":")[0])}
+    for word in sorted(filter(_leads_away, words), key=len, reverse=True):
+        for form in (str, _plain, lambda path: json.dumps(path, ensure_ascii=False)[1:-1]):
+            text = text.replace(form(word), form(Path(word).name))
+    return text
+
+
+def _leads_away(path: str) -> bool:
+    """Whether a text is the path of a place outside of the working folder."""
+    return path.startswith(("/", "~", "..")) and bool(Path(path).name)
 
 
 def _move(part: Path, out: Path) -> None:
@@ -342,6 +373,10 @@ def _errors(record: RunRecord) -> Iterator[str]:
     """The lines of the card's table on a predicted number."""
     for name, words in regression.measures((record.numbers or {})["all"]).items():
         yield f"| {name} on {_plain(record.summary['judged_on'])}, with its 95 % interval | {words} |\n"
+    schema = record.table_schema
+    if schema is not None and schema.outside == "clip":
+        low, high = schema.range or (0, 0)
+        yield f"| true numbers outside of {low:g} to {high:g} | clipped before they are compared |\n"
 
 
 def privacy_lines(record: RunRecord) -> list[str]:
@@ -419,10 +454,11 @@ model = Model(".")
 model.predict("new.csv")  # or a list of dictionaries, or a pandas, polars or Arrow table
 ```
 
-`{ROWS}` checks each row by the [schema](#schema): an absent column, a value outside of its range or in no
-category is a sentence with the row. Without it, a program takes float64 (n, columns) in the order of the schema:
-numbers as they are, dates as days since 1 January of year 1 (day 1; Python's `date.toordinal`), booleans as 0 and 1,
-categories as their place in the list from 0 on (the number of categories for others), gaps as NaN. It fills gaps,
+`{ROWS}` checks each row by the [schema](#schema): an absent column and a value that the schema refuses are a
+sentence with the row, and values that it clips or takes for others are counted in a warning. Without it, a program
+takes float64 (n, columns) in the order of the schema: numbers as they are, dates as days since 1 January of year 1
+(day 1; Python's `date.toordinal`), booleans as 0 and 1, categories as their place in the list from 0 on (the number of
+categories for others), gaps as NaN. It fills gaps,
 scales, clips and makes the columns of categories itself, and gives NaN for a row that the schema refuses.{other}
 
 """
@@ -477,23 +513,19 @@ def _before(facts: Mapping[str, Any]) -> str:
         )
     if len(facts["shape"]) == 1:
         return ""
-    channels = facts["shape"][0]
-    mode = "L" if channels == 1 else "RGB"
     inside = "The program scales and normalises pixels"
     if "preprocessing" in facts:
         size = facts["preprocessing"]["size"]
         inside += f"; it takes the largest centred square, resized to {size} x {size} (bilinear, antialiased)"
-    return f"""{inside}. From a file, turned as its EXIF tag says and laid
-over white where it is transparent:
+    return f"""{inside}. `{PIXELS}` reads a file, turned as its EXIF
+tag says, laid over white where it is transparent and with gray of 16 bits as 8 bits; it refuses several pictures in
+one file, and colours for a model of gray pictures:
 
 ```python
-import numpy as np
 import torch
-from PIL import Image, ImageOps
+from pixels import read
 
-picture = ImageOps.exif_transpose(Image.open("picture.jpg")).convert("RGBA")
-opaque = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("{mode}")
-images = torch.from_numpy(np.array(opaque)).reshape(1, *opaque.size[::-1], {channels}).permute(0, 3, 1, 2)
+images = torch.from_numpy(read("picture.jpg", channels={facts["shape"][0]}))
 ```
 
 """
@@ -501,10 +533,25 @@ images = torch.from_numpy(np.array(opaque)).reshape(1, *opaque.size[::-1], {chan
 
 def _reproduce(record: RunRecord) -> str:
     """The command on a line of code: a fence that no backticks within it end."""
-    if not (command := clean(" ".join(str(record.config.get("command") or "").split()), 4 * _LONGEST)):
+    said = str(record.config.get("command") or "")
+    words = [*map(_last, given := _words(said))]
+    if not (command := clean(" ".join((said if words == given else shlex.join(words)).split()), 4 * _LONGEST)):
         return ""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", command)), default=0))
     return f"## Reproduce\n\n{fence}\n{command}\n{fence}\n\n"
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError:  # a quote of an edited file that nobody closes
+        return command.split()
+
+
+def _last(word: str) -> str:
+    """A word of a command without the folders of a path that leads away; ``--flag=path`` too."""
+    flag, sign, path = word.rpartition("=") if word.startswith("-") else ("", "", word)
+    return f"{flag}{sign}{Path(path).name}" if _leads_away(path) else word
 
 
 def _plain(text: object, longest: int = _LONGEST) -> str:

@@ -5,8 +5,9 @@
     model = Model(".")                          # or Model(".", onnx=True), with the package onnxruntime
     model.predict("new_patients.csv")           # or a list of dictionaries, or a pandas, polars or Arrow table
 
-A column that is absent, a value of another kind, outside of its range or in no category, and a gap where nothing stands
-for one, are a ValueError of one sentence. It needs numpy, and torch or onnxruntime; the schema is in ``config.json``.
+A column that is absent, a value of another kind, one that the schema refuses outside of its range or categories, and a
+gap where nothing stands for one, are a ValueError of one sentence. Values that the schema clips or takes for others are
+counted in a warning. It needs numpy, and torch or onnxruntime; the schema is in ``config.json``.
 """
 
 import csv
@@ -15,6 +16,7 @@ import json
 import math
 import re
 import unicodedata
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from difflib import get_close_matches
@@ -29,6 +31,7 @@ _GAPS = {"", "na", "n/a", "nan", "null", "none", "?", ".", "-", "<na>", "nat"}
 _TRUE, _FALSE = {"true", "t", "yes", "y", "1", "1.0"}, {"false", "f", "no", "n", "0", "0.0"}
 _THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2}[.,][0-9]{3}")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_CELL = re.compile(r"[+-]?([0-9]+|[0-9]*[.,][0-9]+)([eE][+-]?[0-9]+)?")
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}([T ].*)?")
 
 
@@ -53,11 +56,20 @@ class Model:
         else:
             import torch
 
-            self._program = torch.export.load(place / "model.pt2").module()
+            content = io.BytesIO((place / "model.pt2").read_bytes())  # torch opens no path whose letters a locale lacks
+            self._program = torch.export.load(content).module()
 
     def outputs(self, table: Any) -> NDArray[Any]:
         """Logits ``(n, classes)``; or the number in its unit, ``(n, 1)``."""
         values = codes(records_of(table), self.facts["schema"])
+        for sentence in beyond(values, self.facts["schema"]):
+            warnings.warn(sentence, stacklevel=2)
+        found = self._computed(values)
+        if not np.isfinite(found).all():
+            raise ValueError(f"the outputs of row {int(np.argmax(~np.isfinite(found).all(1)))} are not finite")
+        return found
+
+    def _computed(self, values: NDArray[np.float64]) -> NDArray[Any]:
         if self._session is not None:
             found: NDArray[Any] = self._session.run(None, {"records": values})[0]
             return found
@@ -96,17 +108,31 @@ class Model:
 
 
 def records_of(table: Any) -> list[Mapping[str, Any]]:
-    """Rows as dictionaries: of a CSV file's path (UTF-8), a pandas, polars or Arrow table, or dictionaries."""
+    """Rows as dictionaries: of a CSV file's path (UTF-8), a pandas, polars or Arrow table, or dictionaries.
+
+    Raises:
+        ValueError: it is none of them, or two columns have one name.
+    """
     if isinstance(table, str | Path):
-        return _of_csv(Path(table).read_text("utf-8-sig"))
+        try:
+            return _of_csv(Path(table).read_text("utf-8-sig"))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{str(table)!r} is not UTF-8 (byte {error.start}); save it again as CSV UTF-8") from None
+    names = [str(name) for name in getattr(table, "column_names", getattr(table, "columns", ()))]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"the table has two columns {twice!r}; rename or drop one")
     for name in ("to_dicts", "to_pylist"):
         if hasattr(table, name):
             return list(getattr(table, name)())
-    return list(table.to_dict("records") if hasattr(table, "to_dict") else table)
+    rows = table.to_dict("records") if hasattr(table, "iterrows") else table
+    found: list[Any] = list(rows) if isinstance(rows, Iterable) and not isinstance(rows, Mapping) else [None]
+    if not all(isinstance(row, Mapping) for row in found):
+        raise ValueError("the rows are no table; give a list of dictionaries, a CSV file's path or a table of pandas")
+    return found
 
 
 class Pointed(str):
-    """A cell of a file with semicolons whose numbers with a point all may have it between thousands."""
+    """A cell of a file without commas as separators whose numbers with a point all may have it between thousands."""
 
     __slots__ = ()
 
@@ -121,13 +147,13 @@ def _separator(text: str) -> str:
 
 
 def _are_unclear(rows: Sequence[Sequence[str]]) -> bool:
-    """Whether all numbers with a sign, in columns of numbers alone, look like thousands, and some has a point."""
+    """Whether all numbers with a sign, in columns of numbers with one, look like thousands, and some has a point."""
     marked: list[str] = []
     for column in zip(*rows, strict=True):
         cells = [text for cell in column if (text := _text(cell)) and not is_gap(text)]
-        signed = [text for text in cells if "." in text or "," in text]
-        if all(_NUMBER.fullmatch(text.replace(",", ".")) for text in cells):
-            marked += signed
+        signed = {sign: [text for text in cells if sign in text] for sign in ",."}
+        if all(map(_CELL.fullmatch, cells)) and not all(signed.values()):
+            marked += [*signed[","], *signed["."]]
     return any("." in text for text in marked) and all(_THOUSANDS.fullmatch(text) for text in marked)
 
 
@@ -152,7 +178,7 @@ def _of_csv(text: str) -> list[Mapping[str, Any]]:
     for at, row in enumerate(found):
         if len(row) != len(names):
             raise ValueError(f"row {at} has {len(row)} cells, but the header has {len(names)}; correct it")
-    kind = Pointed if separator == ";" and _are_unclear(found) else str
+    kind = Pointed if separator != "," and _are_unclear(found) else str
     return [dict(zip(names, map(kind, row), strict=True)) for row in found]
 
 
@@ -197,6 +223,23 @@ def _checked(value: Any, column: Mapping[str, Any], name: str) -> float:
     return number
 
 
+def beyond(values: NDArray[np.float64], schema: Mapping[str, Any]) -> list[str]:
+    """Sentences on the values of `codes` that the program clips to a range, or takes for a category's others."""
+    found = []
+    for at, (name, column) in enumerate(schema["columns"].items()):
+        own = values[:, at]
+        if column["kind"] in ("number", "date") and column["outside"] == "clip":
+            low, high = (code(bound, column) for bound in column["range"])
+            number, what = ((own < low) | (own > high)).sum(), f"clipped to {column['range']}"
+        elif column["kind"] == "category" and column["outside"] == "other":
+            number, what = (own == len(column["values"])).sum(), "in no category (other)"
+        else:
+            continue
+        if number:
+            found.append(f"{number} of {len(own)} values of column {name!r} are {what}")
+    return found
+
+
 def code(value: Any, column: Mapping[str, Any]) -> float:
     """The number of a value that is no gap.
 
@@ -226,6 +269,8 @@ def code(value: Any, column: Mapping[str, Any]) -> float:
             raise ValueError("which is neither true nor false; correct it")
         return float(text.lower() in _TRUE)
     values = list(column["values"])
+    if isinstance(value, bool | np.bool_):
+        text = next((word for word in values if word.lower() == text), text)
     if text not in values:
         alike = [word for word in values if _plain(word) == _plain(text) is not None]
         text = alike[0] if len(alike) == 1 else text
