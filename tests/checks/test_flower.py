@@ -30,9 +30,8 @@ from fedstill.engines.flower import apps  # noqa: E402
 from fedstill.engines.flower.messages import (  # noqa: E402
     GridTransport,  # noqa: E402
     Pulls,  # noqa: E402
-    content,
-    take_bytes,
 )
+from fedstill.engines.flower.payload import content, take_bytes  # noqa: E402
 from fedstill.engines.flower.simulation import Simulation  # noqa: E402
 from fedstill.engines.server import ServerFederation, TooFewReplies  # noqa: E402
 from fedstill.engines.transport import (

@@ -1,5 +1,7 @@
 """A server whose messages are too large, endless, redirected or broken: a site's SuperNode takes none and goes on."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,10 +29,17 @@ from flwr.supernode import fleet_http_connection, start_client_internal  # noqa:
 from flwr.supernode.nodestate import NodeStateFactory  # noqa: E402
 
 from fedstill.engines.flower import supernode  # noqa: E402
-from fedstill.engines.flower.messages import PIECE, content, take_bytes  # noqa: E402
+from fedstill.engines.flower.payload import PIECE, content, take_bytes  # noqa: E402
 from fedstill.engines.flower.supernode import Budget, Connection, MessageLimits  # noqa: E402
 
 LIMIT, RUN = 3 * PIECE, 7
+
+
+@pytest.mark.parametrize("program", ["supernode", "superlink", "node"])
+def test_programs_that_run_all_the_time_import_no_pytorch(program: str) -> None:
+    """It would keep 200 MB of a site's memory, and of the server's."""
+    code = f"import sys; import fedstill.engines.flower.{program}; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 class Server:

@@ -25,7 +25,7 @@ from flwr.clientapp import ClientApp  # noqa: E402
 from fedstill.engines.client import NO_REPLY  # noqa: E402
 from fedstill.engines.flower import node  # noqa: E402
 from fedstill.engines.flower.apps import SPEC  # noqa: E402
-from fedstill.engines.flower.messages import content  # noqa: E402
+from fedstill.engines.flower.payload import content  # noqa: E402
 from fedstill.sites.site import launcher, setup, site_journal  # noqa: E402
 from fedstill.sites.site.policy import SitePolicy  # noqa: E402
 

@@ -23,7 +23,8 @@ from flwr.app import Context, Message, RecordDict  # noqa: E402
 from flwr.app.metadata import Metadata  # noqa: E402
 
 from fedstill.engines.flower import apps  # noqa: E402
-from fedstill.engines.flower.messages import arrivals_of, content  # noqa: E402
+from fedstill.engines.flower.messages import arrivals_of  # noqa: E402
+from fedstill.engines.flower.payload import content  # noqa: E402
 from fedstill.sites.server.serve import Sealed  # noqa: E402
 from fedstill.sites.site.launcher import SiteSeal  # noqa: E402
 

@@ -13,7 +13,8 @@ from typing_extensions import override
 
 from fedstill import __version__, schema
 from fedstill.engines.client import NO_REPLY
-from fedstill.engines.flower.messages import ASK, MOST, GridTransport, Pulls, content, take_bytes
+from fedstill.engines.flower.messages import ASK, GridTransport, Pulls
+from fedstill.engines.flower.payload import MOST, content, take_bytes
 from fedstill.engines.transport import Arrival, Transport
 
 HELLO = "hello"

@@ -1,7 +1,4 @@
-"""Flower's messages: fedstill's bytes in their arrays, and the grid that carries them.
-
-While Flower builds an array from chunks it needs three times the array's bytes and twice the message's other bytes.
-Cut into many arrays, a message costs its receiver only twice its bytes.
+"""The grid of Flower that carries messages to clients and brings their replies.
 
 Flower's grid takes a reply as soon as a node has announced it, and then waits for its parts, up to two hours. A node
 that sends them slowly, or never, would hold up the whole run, whatever time limit a client has.
@@ -16,67 +13,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Message
 from flwr.serverapp import Grid
 from typing_extensions import override
 
 from fedstill import schema
-from fedstill.base.errors import FedstillError
 from fedstill.base.processes import returning_memory
+from fedstill.engines.flower.payload import MOST, PIECE, TooLarge, cut, record, take_bytes
 from fedstill.engines.transport import RECEIPT, SIGNATURE, Arrival, Transport
 from fedstill.protocol import wire
-
-MOST = 1 << 34
-"""Maximum bytes of a message if nobody gives a smaller limit."""
-PIECE = 2 << 20
-"""Maximum bytes of an array, and of the replies that share a message."""
-
-
-def cut(data: bytes) -> list[bytes]:
-    """The bytes in pieces, at least one, which may be empty."""
-    return [data[start : start + PIECE] for start in range(0, len(data), PIECE)] or [b""]
-
-
-def record(pieces: Sequence[bytes], **facts: int | str | float | list[int]) -> RecordDict:
-    """The content of a message from bytes in pieces."""
-    arrays = {
-        str(number): Array(dtype="uint8", shape=(len(piece),), stype="fedstill", data=piece)
-        for number, piece in enumerate(pieces)
-    }
-    found = RecordDict({"message": ArrayRecord(arrays)})
-    if facts:
-        found["facts"] = ConfigRecord(dict(facts))
-    return found
-
-
-def content(data: bytes, **facts: int | str | float | list[int]) -> RecordDict:
-    """The content of a message: bytes, and config values.
-
-    A message with the replies of several clients has their bytes one after the other, and their sizes in ``sizes``.
-    """
-    return record(cut(data), **facts)
-
-
-class TooLarge(FedstillError):
-    """A message has more bytes than its receiver accepts."""
-
-
-def take_bytes(message: Message, at_most: int = MOST) -> bytes:
-    """Take the bytes out of a message, whose objects may stay in memory for a while in reference cycles.
-
-    Raises:
-        KeyError, AttributeError, TypeError: the message was not made by `content`.
-        TooLarge: it has more than ``at_most`` bytes. Equal arrays cross once, so few bytes may become many here.
-    """
-    arrays = message.content.array_records["message"]
-    pieces = [arrays[str(number)] for number in range(max(1, len(arrays)))]
-    if (size := sum(len(piece.data) for piece in pieces)) > at_most:
-        raise TooLarge(f"the message has {size:,} bytes; the limit is {at_most:,}")
-    data = b"".join(piece.data for piece in pieces)
-    for piece in pieces:
-        piece.data = b""
-    return data
-
 
 _PATIENCE = 1.0
 """Seconds until a reply that is being fetched is left to its thread."""

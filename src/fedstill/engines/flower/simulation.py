@@ -30,7 +30,8 @@ from typing_extensions import override
 
 from fedstill.base.processes import keep_memory
 from fedstill.engines.client import Site
-from fedstill.engines.flower.messages import ASK, GridTransport, content, take_bytes
+from fedstill.engines.flower.messages import ASK, GridTransport
+from fedstill.engines.flower.payload import content, take_bytes
 from fedstill.engines.transport import Arrival, Transport
 
 _TURN = 0.0002

@@ -42,7 +42,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.nodestate.in_memory_nodestate import CLIENT_APP_CRASHED_ERROR
 from typing_extensions import override
 
-from fedstill.engines.flower.messages import PIECE, TooLarge, content
+from fedstill.engines.flower.payload import PIECE, TooLarge, content
 
 _GRACE = 10.0
 """Seconds to end in order; a SuperNode whose server is away would try to tell it for ever."""
