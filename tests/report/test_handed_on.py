@@ -20,7 +20,7 @@ from PIL import Image, TiffImagePlugin
 
 import fedstill
 from fedstill.data import pictures
-from fedstill.report import pixels, rows
+from fedstill.report import pixels, publish, rows
 
 SCHEMA = """
 target = "died"
@@ -76,6 +76,18 @@ def test_no_file_names_a_folder_of_this_machine(handed: tuple[fedstill.RunRecord
         content += [program.read(name) for name in program.namelist()]
     for folder in (out.parent, Path(fedstill.__file__).parent, Path(torch.__file__).parent):
         assert not any(str(folder).encode() in some for some in content), folder
+
+
+def test_a_short_path_changes_no_other_word(handed: tuple[fedstill.RunRecord, Path]) -> None:
+    made = handed[0]
+    config = {
+        **made.config,
+        "experiment": {**made.config["experiment"], "data": "/a"},
+        "data_path": r"C:\Users\jane\x_y.csv",
+    }
+    record = fedstill.RunRecord(made.folder, "x", config, {**made.summary, "data": "../p_q"})
+    text = "of /a and '/a', n/a, /ab, x/a; ../p_q, ../p\\_q, /a, C:\\Users\\jane\\x_y.csv."
+    assert publish.without_folders(text, record) == "of a and 'a', n/a, /ab, x/a; p_q, p\\_q, a, x_y.csv."
 
 
 def test_a_truth_value_is_the_category_of_its_name(handed: tuple[fedstill.RunRecord, Path]) -> None:

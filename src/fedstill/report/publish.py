@@ -8,7 +8,7 @@ import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import numpy as np
@@ -112,7 +112,7 @@ def publish(
             CARD: card_of(record, facts, onnx=onnx, attacks=attacks, gate=gate),
         }
         for name, text in texts.items():
-            files.write_bytes(part / name, _without_folders(text, record).encode())
+            files.write_bytes(part / name, without_folders(text, record).encode())
         _move(part, out)
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -122,7 +122,7 @@ def publish(
     return {"folder": str(out), "files": sorted(path.name for path in out.iterdir()), **facts}
 
 
-def _without_folders(text: str, record: RunRecord) -> str:
+def without_folders(text: str, record: RunRecord) -> str:
     """A text of the run's with the last part of each path that its settings name, in place of the path."""
     config = record.config
     values = (
@@ -132,14 +132,24 @@ def _without_folders(text: str, record: RunRecord) -> str:
     )
     words = {word for value in values if value is not None for word in (str(value), str(value).rpartition(":")[0])}
     for word in sorted(filter(_leads_away, words), key=len, reverse=True):
-        for form in (str, _plain, lambda path: json.dumps(path, ensure_ascii=False)[1:-1]):
-            text = text.replace(form(word), form(Path(word).name))
+        for form in (str, _plain, _in_json):
+            whole = rf"(?<![\w./~]){re.escape(form(word))}(?!\w)"
+            text = re.sub(whole, form(_name(word)).replace("\\", r"\\"), text)
     return text
+
+
+def _in_json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _leads_away(path: str) -> bool:
     """Whether a text is the path of a place outside of the working folder."""
-    return path.startswith(("/", "~", "..")) and bool(Path(path).name)
+    return bool(re.match(r"/|~|\.\.|[A-Za-z]:[\\/]", path) and _name(path))
+
+
+def _name(path: str) -> str:
+    """The last part of a path, of Windows too."""
+    return (PureWindowsPath(path) if path[1:2] == ":" else Path(path)).name
 
 
 def _move(part: Path, out: Path) -> None:
@@ -551,7 +561,7 @@ def _words(command: str) -> list[str]:
 def _last(word: str) -> str:
     """A word of a command without the folders of a path that leads away; ``--flag=path`` too."""
     flag, sign, path = word.rpartition("=") if word.startswith("-") else ("", "", word)
-    return f"{flag}{sign}{Path(path).name}" if _leads_away(path) else word
+    return f"{flag}{sign}{_name(path)}" if _leads_away(path) else word
 
 
 def _plain(text: object, longest: int = _LONGEST) -> str:
