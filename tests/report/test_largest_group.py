@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -92,7 +93,8 @@ def test_a_public_bound_makes_the_patient_a_unit(tmp_path: Path) -> None:
     noise = accounting.gaussian_noise(0.5, promised.delta)
     assert promised.group_epsilon == pytest.approx(accounting.gaussian_epsilon(noise / 2, promised.delta), rel=1e-3)
     assert promised.group_delta == promised.delta
-    assert 2 * promised.epsilon < promised.group_epsilon  # at one delta, more than twice
+    assert promised.epsilon == promised.group_epsilon  # of two records, of which one may take the other's place
+    assert "of two records, as one record more may take the place of another of its group" in promised.reason
     words = guarantees.words(promised)
     assert "per record; eps 1." in words and "per patient (up to 2 records)" in words
     assert record["largest_group"]["records"] == 2
@@ -100,6 +102,32 @@ def test_a_public_bound_makes_the_patient_a_unit(tmp_path: Path) -> None:
     left = [line for line in origin if "--group-bound" in line]
     assert left and left[0].startswith("left out ")
     assert not [sentence for sentence in spending.remarks([record]) if "patient" in sentence]
+
+
+def test_a_record_that_takes_another_s_place_costs_two(tmp_path: Path) -> None:
+    """With the first record of each patient, one more at one client removed another one's at the other client."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.uniform(-1, 1, (40, 2)), columns=list("ab"))
+    frame["label"], frame["patient"] = np.arange(40) % 2, [f"P{number:02d}" for number in range(40)]
+    frame["hospital"] = ["north"] * 20 + ["south"] * 20
+    first = frame.iloc[[30]].assign(hospital="north")  # another record of P30, before that of south
+    settings: dict[str, Any] = {"model": "linear", "workers": 0, "mean": 0.0, "std": 1.0, "class_names": ["0", "1"]}
+    settings |= {"group": "patient", "group_bound": 1, "public": "noise", "clients": 2, "partition": "by:hospital"}
+    counts, promised = [], []
+    for name, rows in (("without", frame), ("with", pd.concat([first, frame]))):
+        (tmp_path / name).mkdir()
+        rows.to_parquet(tmp_path / name / "train.parquet", index=False)
+        frame[:4].assign(patient="other").to_parquet(tmp_path / name / "test.parquet", index=False)
+        given = {"data": str(tmp_path / name), "noise": "entropy", "epsilon": 1.0, "out": tmp_path / f"run-{name}"}
+        record = fedstill.run("afl", **given, **settings)
+        assert record.counts is not None
+        counts.append(record.counts)
+        promised.append(record.guarantee)
+    assert np.abs(counts[1] - counts[0]).sum() == 2  # one record came, and one went at the other client
+    noise = accounting.gaussian_noise(1.0, promised[0].delta)
+    for found in promised:
+        assert found.epsilon == pytest.approx(accounting.gaussian_epsilon(noise / 2, found.delta), rel=1e-3)
+        assert found.group_epsilon == pytest.approx(1.0, rel=1e-3)
 
 
 def test_a_bound_needs_a_column(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from fedstill.data.places import Reading
 from fedstill.data.table_schema import TableSchema
 from fedstill.engines.run_spec import RunSpec
 from fedstill.sites.site import site_data
-from fedstill.sites.site.policy import SitePolicy, check
+from fedstill.sites.site.policy import SitePolicy, check, class_names
 from fedstill.sites.site.site_data import SiteData
 
 COLUMNS = ("age", "systolic", "bmi")
@@ -215,6 +215,19 @@ def test_columns_and_classes_that_change_places_are_other_records(tmp_path: Path
     answering(other, "age,systolic", class_names=("no", "yes")).records(0)
     with pytest.raises(ValueError, match="the records have changed since the run's first question"):
         answering(other, "age,systolic", class_names=("yes", "no")).records(0)
+
+
+@pytest.mark.parametrize("more", [[], ["0.5,0.5,other"]])
+def test_another_record_s_class_relabels_nobody(more: list[str], tmp_path: Path) -> None:
+    """Integers 1 and 2 were places among 1, 2 and other, until one record of the class other made them names."""
+    names = ("1", "2", "other")
+    (tmp_path / "site.csv").write_text("\n".join(["a,b,label", *(f"0.1,0.{i},{1 + i % 2}" for i in range(9)), *more]))
+    by = Records(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64), 3, Normalisation((0.0,) * 2, (1.0,) * 2))
+    policy = SitePolicy(client=0, data=tmp_path / "site.csv", state=tmp_path / "state", class_names=names)
+    assert class_names(policy) == (names if more else names[:2])
+    (tmp_path / "run").mkdir()
+    train, _ = SiteData(policy, spec(by, columns=("a", "b"), class_names=names), tmp_path / "run").own
+    assert train.labels.bincount(minlength=3).tolist() == [5, 4, len(more)]
 
 
 @pytest.mark.parametrize("label", ["-1", "-2"])

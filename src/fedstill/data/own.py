@@ -17,6 +17,7 @@ from fedstill.data import cache, pictures, sources, vectors
 from fedstill.data.decode import Split, composed, in_order, numbered, with_all_names
 from fedstill.data.names import PERSON
 from fedstill.data.places import AS_IT_IS, OWN, Reading, find
+from fedstill.data.published import COLUMNS, measured_columns
 from fedstill.data.readers import read_datasets, read_frame
 from fedstill.data.sources import complete
 from fedstill.data.table_schema import TableSchema
@@ -262,7 +263,11 @@ def given(data: Any, reading: Reading = AS_IT_IS) -> tuple[sources.DataSet, int 
         without = next(i for i, (_, test) in enumerate(parts) if test is None)
         raise ValueError(f"client {without}'s data have no test records, but others' have; give all some, or none")
     entry = complete(train, _joined(tests) if tests else None, OWN, reading=reading)
-    return sources.data_set(entry, cache.fingerprint(entry), OWN), len(parts)
+    found = sources.data_set(entry, cache.fingerprint(entry), OWN)
+    files = [Path(one) for one in data if isinstance(one, str | Path)]
+    if found.features and any(measured_columns(file, reading) for file in files):
+        found = replace(found, measured=(*found.measured, COLUMNS))
+    return found, len(parts)
 
 
 def records_of(data: Any, reading: Reading = AS_IT_IS) -> tuple[Split, bool]:

@@ -5,6 +5,8 @@ with the content that is known of a data set, wherever they come from.
 """
 
 import hashlib
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +16,15 @@ from numpy.typing import NDArray
 from fedstill.base.records import Records
 from fedstill.data import cache
 from fedstill.data.names import Known
-from fedstill.data.places import Source
+from fedstill.data.places import Reading, Source
+from fedstill.data.walk import CSV
 
 FOUND = "classes_found"
 """The note whether the classes' names are those that occur among the records."""
 CLASSES = "list of classes", "number of classes"
 """Facts about classes among `fedstill.data.sources.DataSet.measured`."""
+COLUMNS = "list of columns"
+"""The fact there about CSV files without a schema: one cell that is no number takes its column from every vector."""
 
 
 def content(train: tuple[NDArray[Any], NDArray[np.int64]], test: tuple[NDArray[Any], NDArray[np.int64]]) -> str:
@@ -65,6 +70,27 @@ def is_same(one: Records, other: Records) -> bool:
         and torch.equal(one.labels, other.labels)
         and one.targets is None is other.targets
     )
+
+
+def measured_columns(place: Path, reading: Reading) -> tuple[str, ...]:
+    """`COLUMNS` of CSV files without a schema; other tables say themselves which columns have numbers."""
+    if reading.schema is not None or not place.exists():
+        return ()
+    files = [place] if place.is_file() else place.rglob("*")
+    return (COLUMNS,) if any(file.suffix.lower() in CSV for file in files) else ()
+
+
+def numbers_are_names(classes: Sequence[str]) -> bool:
+    """Whether whole numbers as labels are names of these classes, and not places in their list.
+
+    They are if a name is a number, but not that of its place. What other records have decides nothing.
+    """
+    return any(name.isascii() and name.isdigit() and name != str(at) for at, name in enumerate(classes))
+
+
+def places_of_numbers(classes: Sequence[str]) -> tuple[str, ...]:
+    """The names of classes whose places whole numbers are; none if numbers are names of their own."""
+    return () if numbers_are_names(classes) else tuple(classes)
 
 
 def measured_classes(names: tuple[str, ...], known: Known | None, *, published: bool, found: bool) -> tuple[str, ...]:

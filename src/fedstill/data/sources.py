@@ -21,7 +21,7 @@ from fedstill.data.decode import Split
 from fedstill.data.names import PERSON, UNIT, Known
 from fedstill.data.partition import group_split, local_test_split
 from fedstill.data.places import AS_IT_IS, Reading, Source, find
-from fedstill.data.published import CLASSES, FOUND, is_published, is_same, measured_classes
+from fedstill.data.published import CLASSES, FOUND, is_published, is_same, measured_classes, measured_columns
 
 HELD_OUT = "held_out"
 """The note whether the test records were drawn from the train records."""
@@ -384,6 +384,8 @@ def load(name_or_path: str, reading: Reading = AS_IT_IS, cache_dir: Path | None 
         raise ValueError(f"the records of {name_or_path!r} are texts; turn them into vectors with --features")
     published = _is_published(source, entry, fingerprint, cache_dir)
     found = data_set(entry, fingerprint, source.name, source.known, published=published)
+    if found.features:
+        found = replace(found, measured=(*found.measured, *measured_columns(Path(source.location), reading)))
     if found.known:
         _PLACES[fingerprint] = name_or_path, reading, cache_dir
     return found

@@ -98,6 +98,11 @@ def _classes_of(
         raise ValueError(f"--num-classes is {experiment.num_classes}, but --class-names has {len(names)}; leave it out")
     if twice := repeated(names):
         raise ValueError(f"--class-names has {twice!r} twice; name each class once")
+    if published.CLASSES[1] in data.measured and published.numbers_are_names(names):
+        occur = torch.unique(torch.cat([data.train.labels, data.test.labels])).tolist()
+        if missing := next((str(label) for label in occur if str(label) not in names), None):
+            raise ValueError(f"--class-names lacks the class {missing!r}, which has records; name all that may occur")
+        return names, torch.tensor([names.index(str(i)) if str(i) in names else -1 for i in range(max(occur) + 1)])
     if published.CLASSES[1] in data.measured:  # labels are numbers
         if len(names) < len(data.class_names):
             most = len(data.class_names)

@@ -19,6 +19,7 @@ ADJACENCY = {
 }
 """The difference between neighbouring data sets, by unit of a guarantee."""
 _SCALES = "normalisation", "scale"
+_COLUMNS = "list of columns"
 """Facts of a task that say nothing of labels."""
 _OF_NUMBERS = "--limit", "--public held", "--partition iid", "--partition quantity"
 """Draws that look at the number of records alone."""
@@ -110,23 +111,53 @@ def for_group(found: Guarantee, spent: Mapping[int, Sequence[Charge]], column: s
     Group privacy: ``size`` records, at one client or at several, move a sum by ``size`` sensitivities at most, so a
     Gaussian release on all records has the noise multiplier ``sigma / size`` for them. Releases on samples, and those
     with noise that was chosen adaptively, have lemma 2.2 (`of_group`) in its place. The bound must be public.
+
+    As no more than ``size`` records of a value stay, one more may take the place of another, at another client too: the
+    epsilon of a record becomes that of two records.
     """
     if not found.holds or found.epsilon is None or found.unit not in ("record", "label"):
         return found
+    group = _together(found, spent, size)
     stated = replace(found, group=column, group_size=size)
+    if group is not None:
+        stated = replace(stated, group_epsilon=group[0], group_delta=group[1])
+    if found.unit == "label" or not any(spent.values()):
+        return stated
+    two = _together(found, spent, 2)
+    if two is None:
+        return no_guarantee(f"nothing bounds the cost of two records, and {_IN_PLACE}", simulated=found.simulated)
+    alone = None
+    if found.alone_epsilon is not None:
+        own = replace(found, epsilon=found.alone_epsilon)
+        alone = _together(own, {client: _alone_events(each) for client, each in spent.items()}, 2)
+    alone_epsilon = alone[0] if alone is not None and alone[1] <= two[1] else None
+    reason = f"{found.reason}; epsilon is that of two records, as {_IN_PLACE}"
+    return replace(stated, epsilon=two[0], delta=two[1], alone_epsilon=alone_epsilon, reason=reason)
+
+
+_IN_PLACE = "one record more may take the place of another of its group (--group-bound)"
+
+
+def _together(found: Guarantee, spent: Mapping[int, Sequence[Charge]], size: int) -> tuple[float, float] | None:
+    """Epsilon and delta of ``size`` records together, where those of one are ``found``'s; None without a bound."""
     entries = [entry for each in spent.values() for entry in each]
     if not entries:
-        return replace(stated, group_epsilon=0.0, group_delta=0.0)
+        return 0.0, 0.0
+    epsilon, delta = found.epsilon or 0.0, found.delta or 0.0
     if all(_is_on_all(entry.event) and not entry.adaptive and entry.part is None for entry in entries):
-        delta = found.delta or 0.0
         each = [[accounting.of_records(entry.event, size) for entry in some] for some in spent.values() if some]
         if delta:
-            epsilon = max(accounting.epsilon(events, delta, found.unit) for events in each)
+            unit: Literal["record", "label"] = "label" if found.unit == "label" else "record"
+            together = max(accounting.epsilon(events, delta, unit) for events in each)
         else:
-            epsilon = size * found.epsilon
-        return replace(stated, group_epsilon=epsilon, group_delta=delta) if math.isfinite(epsilon) else stated
-    bound = of_group(found.epsilon, found.delta or 0.0, size)
-    return stated if bound is None else replace(stated, group_epsilon=bound[0], group_delta=bound[1])
+            together = size * epsilon
+        return (together, delta) if math.isfinite(together) else None
+    return of_group(epsilon, delta, size)
+
+
+def _alone_events(entries: Sequence[Charge]) -> list[Charge]:
+    """The releases as if the client's own share of the noise were all."""
+    return [entry.model_copy(update={"event": entry.alone or entry.event}) for entry in entries]
 
 
 def _is_on_all(event: Event) -> bool:
@@ -135,11 +166,13 @@ def _is_on_all(event: Event) -> bool:
 
 def telling(measured: Sequence[str], unit: str | None) -> list[str]:
     """The ``measured`` facts that end a guarantee of this unit: all, but for labels no scales of public images."""
-    return [fact for fact in measured if unit != "label" or fact not in _SCALES]
+    return [fact for fact in measured if unit != "label" or fact not in (*_SCALES, _COLUMNS)]
 
 
 def remedy(measured: Sequence[str]) -> str:
     """Flags that state facts of a task that came from the records (`fedstill.data.sources.DataSet.measured`)."""
+    if _COLUMNS in measured:
+        return "describe the table by a schema (--schema-file; fedstill data schema drafts one)"
     scaled = [fact for fact in measured if fact in _SCALES]
     flags = ["--mean 0.5 --std 0.25"] * bool(scaled)
     flags += ["--num-classes or --class-names"] * (len(scaled) < len(measured))
@@ -275,7 +308,7 @@ def _alone(spent: Mapping[int, Sequence[Charge]], delta: float, budget: float | 
         return None
     most = 0.0
     for each in spent.values():
-        own = [entry.model_copy(update={"event": entry.alone or entry.event}) for entry in each]
+        own = _alone_events(each)
         try:
             most = max(most, of_client(own, delta, None if any(entry.adaptive for entry in own) else budget)[0])
         except UNCOUNTABLE:

@@ -24,6 +24,7 @@ from fedstill.base.settings import Settings, read_toml
 from fedstill.data import features, sources
 from fedstill.data.places import Reading
 from fedstill.data.public import is_noise
+from fedstill.data.published import numbers_are_names, places_of_numbers
 from fedstill.data.table_schema import TableSchema
 from fedstill.engines.client_evaluation import steps_of
 from fedstill.engines.column_scale import NAME as SCALE_STEP
@@ -275,7 +276,7 @@ def class_names(policy: SitePolicy) -> tuple[str, ...]:
     read = partial(sources.load_raw_part, str(policy.data), policy.reading, cache_dir=cache_dir)
     part: sources.Raw = _loaded("the site's records", read)
     occur = torch.unique(torch.cat([part.train[1], part.test[1]])).tolist()
-    return part.class_names or policy.class_names or tuple(map(str, occur))
+    return part.class_names or places_of_numbers(policy.class_names) or tuple(map(str, occur))
 
 
 T = TypeVar("T")
@@ -401,6 +402,10 @@ def _check_data(policy: SitePolicy) -> Iterator[str]:
 
 
 def _check_labels(names: tuple[str, ...], labels: torch.Tensor) -> None:
+    if numbers_are_names(names):
+        if lacking := [label for label in torch.unique(labels).tolist() if str(label) not in names]:
+            raise ValueError(f"the site has the class {str(lacking[0])!r}, which its policy lacks (class_names)")
+        return
     if len(labels) and int(labels.max()) >= len(names):
         raise ValueError(
             f"the site has the class {int(labels.max())}, but the policy names {len(names)} classes, which are "

@@ -11,6 +11,7 @@ from fedstill.base.lookup import nfc
 from fedstill.base.records import Records
 from fedstill.data import features, public, sources
 from fedstill.data.places import Reading
+from fedstill.data.published import numbers_are_names, places_of_numbers
 from fedstill.engines.run_spec import RunSpec
 from fedstill.models import backbones
 from fedstill.sites.site.policy import SitePolicy
@@ -123,7 +124,7 @@ class SiteData:
         """
         part = self._part
         places = {nfc(name): i for i, name in enumerate(self._spec.class_names)}
-        stated = part.class_names or self._policy.class_names
+        stated = part.class_names or places_of_numbers(self._policy.class_names)
         occur = torch.unique(torch.cat([part.train[1], part.test[1]]))
         names = stated or self._numbers(occur)
         needed = stated or [names[label] for label in occur.tolist()]
@@ -138,8 +139,8 @@ class SiteData:
         Raises:
             Refused: the run's classes have other names, whose order is only the server's.
         """
-        names = self._spec.class_names
-        if not all(name.isascii() and name.isdigit() for name in names):
+        names = self._policy.class_names or self._spec.class_names
+        if not numbers_are_names(names) and not all(name.isascii() and name.isdigit() for name in names):
             raise schema.Refused(
                 f"the site's labels are integers, but the run's classes are called '{schema.clean(names[0])}', ...; "
                 "name the site's classes in its policy, in their order (class_names)"
