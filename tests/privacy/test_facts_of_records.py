@@ -93,3 +93,23 @@ def test_numbers_are_names_where_a_class_is_called_by_another_number_than_its_pl
     classes: list[str], names: bool
 ) -> None:
     assert numbers_are_names(classes) is names
+
+
+def test_a_card_has_no_number_of_private_records(tmp_path: Path) -> None:
+    """It said whether a test record was trained on, and how many records the largest group has."""
+    frame = FRAME.assign(patient=[f"P{i}" for i in range(60)])
+    copy = frame.iloc[[0]].assign(patient="P30", site="b")
+    cards = []
+    for name, rows in (("without", frame[4:]), ("more", pd.concat([frame[4:], copy]))):
+        both = pd.concat([rows.assign(split="train"), frame[:4].assign(split="test")])
+        both.to_parquet(tmp_path / f"{name}.parquet", index=False)
+        given = {"data": str(tmp_path / f"{name}.parquet"), "group": "patient", **FACTS}
+        record = fedstill.run("afl", out=tmp_path / name, **{**TASK, **given})
+        assert record.guarantee.holds
+        fedstill.publish(record, tmp_path / f"{name}-out")
+        cards.append((tmp_path / f"{name}-out" / "README.md").read_text("utf-8"))
+    assert record["copied_test_records"] == 1 and record["largest_group"]["records"] == 2
+    for card in cards:
+        assert "Test records that equal a training record count too; their number is not published." in card
+        assert "One 'patient' may have several records" in card
+        assert "1 test record" not in card and "2 records" not in card

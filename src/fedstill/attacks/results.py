@@ -54,7 +54,9 @@ def show(results: dict[str, Any]) -> Iterator[Table | Text]:
 
 
 def stored(run: Path) -> list[str]:
-    """Findings of the membership attacks on a run, one text for each.
+    """Findings of the membership attacks on a run, one text for each, for its published card.
+
+    Where there is a guarantee they have no number of private records, nor the client; their rates are of such records.
 
     Raises:
         Damaged: their results can't be read, or are of another run.
@@ -66,14 +68,27 @@ def stored(run: Path) -> list[str]:
             kinds = [results for name, results in content.items() if name.startswith("membership")]
             if any(results.get("run") != own for results in kinds):
                 raise ValueError("it does not name this run, but another one or none")
-            found += [f"{finding(results)}. {_verdict(results)}" for results in kinds]
+            found += map(_published, kinds)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
             raise Damaged(f"{file} is damaged ({error}); delete it, or attack again") from error
     return found
 
 
-def finding(results: dict[str, Any]) -> str:
-    """The stronger form of the attack: that with the most true positives, and with the largest area under the curve."""
+def _published(results: dict[str, Any]) -> str:
+    if not guarantees.is_finite(Guarantee(**results["guarantee"])):
+        return f"{finding(results)}. {_verdict(results)}"
+    text = f"{finding(results, exact=False)}. {_verdict(results, exact=False)}"
+    return f"{text} These rates are of a client's private records, and no epsilon covers them."
+
+
+def finding(results: dict[str, Any], *, exact: bool = True) -> str:
+    """The stronger form of the attack: that with the most true positives, and with the largest area under the curve.
+
+    Args:
+        results: the attack's.
+        exact: whether to say on how many records of which client.
+    """
+    those = f"the {_units(results)} of client {results['client']}" if exact else "records of one client"
     forms = results["likelihood_ratio"]
     best = max(forms, key=lambda form: (forms[form]["rates"][-1]["tpr"], forms[form]["auc"]))
     widest = max(forms, key=lambda form: forms[form]["auc"])
@@ -81,8 +96,7 @@ def finding(results: dict[str, Any]) -> str:
     return (
         f"True positive rate {100 * rate['tpr']:.1f} % at a false positive rate of {100 * rate['fpr']:g} % ({best} "
         f"form), AUC {area['auc']:.3f} (95 % interval {area['auc_low']:.3f} to {area['auc_high']:.3f}; {widest} "
-        f"form; guessing has 0.5), on the {_units(results)} "
-        f"of client {results['client']} ({results['shadows']} shadow runs{_rmia(results)})"
+        f"form; guessing has 0.5), on {those} ({results['shadows']} shadow runs{_rmia(results)})"
     )
 
 
@@ -115,19 +129,19 @@ def _lines(results: dict[str, Any]) -> Iterator[tuple[str, ...]]:
             )
 
 
-def _verdict(results: dict[str, Any]) -> str:
+def _verdict(results: dict[str, Any], *, exact: bool = True) -> str:
     guarantee = Guarantee(**results["guarantee"])
     rates = [rate for form in results["likelihood_ratio"].values() for rate in form["rates"]]
     others = results["records"] - results["members"]
     below = list(dict.fromkeys(f"{100 * rate['fpr']:g} %" for rate in rates if others * rate["fpr"] < 1))
     verb = "is" if len(below) == 1 else "are each"
-    note = f" {' and '.join(below)} of the {others} non-members {verb} less than one." if below else ""
+    note = f" {' and '.join(below)} of the {others} non-members {verb} less than one." if below and exact else ""
     if rates[0]["bound"] is None:
         reason = guarantee.reason if not guarantee.holds else "the guarantee is about labels, not about records"
         return f"There is no bound to compare with: {reason}.{note}"
     words = guarantees.words(guarantee)
     if group := results.get("group"):
-        words += f" for {group['largest']} records together"
+        words += f" for {group['largest']} records together" if exact else " for a group's records together"
     if any(rate["refuted"] for rate in rates):
         return f"REFUTED: a true positive rate exceeds the bound of {words}, including its interval.{note}"
     return f"Not refuted: the true positive rates are within the bound of {words}.{note}"

@@ -276,7 +276,7 @@ def card_of(
             f"{facts['backbone_sha256'][:16]}...), which no\nclient trained. `{PROGRAM}` contains that network, under "
             "its own licence.\n"
         )
-    hidden = "".join(f"* {_plain(text[0].upper() + text[1:])}.\n" for text in caveats.of_run(record))
+    hidden = "".join(f"* {_plain(text[0].upper() + text[1:])}.\n" for text in _caveats(record))
     hidden = f"\nWhat the measures hide:\n\n{hidden}" if hidden else ""
     tried = [f"* {_plain(text)}" for text in attacks]
     tried = tried or ["* No attack on this run is stored (`fedstill attack`), which says nothing of its success."]
@@ -314,6 +314,15 @@ A {what} ({_plain(facts["model"])}, {facts["num_parameters"]:,} parameters) that
 
 {_asked(gate)}{_reproduce(record)}fedstill {_plain(str(summary["version"]))}, {_plain(str(summary["finished"]))}.
 """
+
+
+def _caveats(record: RunRecord) -> list[str]:
+    """What the measures hide, without the number of test records that equal a private one."""
+    found, copies = caveats.of_run(record), caveats.copies(record)
+    if not spending.hides_numbers(record):
+        return found
+    general = "test records that equal a training record count too; their number is not published"
+    return [*(text for text in found if text not in copies), general]
 
 
 def _task(facts: Mapping[str, Any]) -> tuple[str, str, str]:

@@ -70,9 +70,29 @@ def sums(records: Sequence[RunRecord]) -> list[str]:
 
 
 def of_model(record: RunRecord) -> list[str]:
-    """What the guarantee of one run leaves open for who has its model alone, without the run's folder."""
+    """What the guarantee of one run leaves open for who has its model alone, without the run's folder.
+
+    No sentence has a number of private records, as that of the largest group.
+    """
     alone = "Each epsilon is that of one run: whoever sees more made of the same records has learnt from each of them."
-    return [*_group_of(record), *([alone] if _real([record]) else [])]
+    found = [alone] if _real([record]) else []
+    if not hides_numbers(record):
+        return [*_group_of(record), *found]
+    if (group := record.get("largest_group")) and not record.guarantee.group and record.guarantee.unit != "client":
+        found.insert(
+            0,
+            f"One {group['column']!r} may have several records: for all of them together epsilon is larger, by a "
+            "number that is not public (--group-bound states one).",
+        )
+    return found
+
+
+def hides_numbers(record: RunRecord) -> bool:
+    """Whether exact numbers of the run's training records would say more than its guarantee, which does not count them.
+
+    Published data have no such numbers, and where there is no guarantee they break none.
+    """
+    return guarantees.is_finite(record.guarantee) and not record.get("known_data")
 
 
 def _real(records: Sequence[RunRecord]) -> list[RunRecord]:
