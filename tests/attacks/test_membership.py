@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from fedstill.experiment.reuse import leave_out, read_job
 from fedstill.experiment.run import run
 from fedstill.experiment.task import share_out
 from fedstill.methods import find
-from fedstill.privacy.guarantee import Guarantee
+from fedstill.privacy.guarantee import Guarantee, derive
 from fedstill.protocol import wire
 from fedstill.report.record import find_runs
 from fedstill.runs.folder import RunFolder
@@ -359,6 +359,12 @@ def test_the_model_card_has_what_an_attack_found(tmp_path: Path, capsys: pytest.
     card = (tmp_path / "after" / "README.md").read_text()
     assert card.partition("## Attacks")[2].strip().startswith("* True positive rate ") and "is stored" not in card
     results = json.loads((place_of(folder, 1) / "attack.json").read_text())
+    promised = asdict(derive([], {0: []}, 1e-5)) | {"epsilon": 2.0, "delta": 1e-5}
+    private = {"membership": results["membership"] | {"guarantee": promised, "records": 61}}
+    (place_of(folder, 1) / "attack.json").write_text(json.dumps(private))
+    (text,) = attack_report.stored(folder)  # the client with the most records is attacked: that tells which it is
+    assert "on records of one client (4 shadow runs)" in text and "no epsilon covers them" in text
+    assert "client 1" not in text and "61" not in text and "non-members" not in text
     results["membership"]["run"] = "0" * 64  # as of a folder that was copied from another run
     for content in ("", "[]", '{"membership": {"records": 60}}', '{"membership": []}', json.dumps(results)):
         (place_of(folder, 1) / "attack.json").write_text(content)
