@@ -2,7 +2,7 @@
 # Ten clients with one class each, or two: FedGM and REAL with ten images a class, averaging after 1 and 20 rounds.
 #
 #     sh benchmarks/one_class.sh mnist            # or fashion_mnist, or cifar10 (FedGM and REAL only, with flips)
-#     sh benchmarks/one_class.sh mnist classes:2  # or fashion_mnist
+#     sh benchmarks/one_class.sh mnist classes:2  # or fashion_mnist, there also dirichlet-capped:0.5
 #     SEEDS="3 4" sh benchmarks/one_class.sh ...  # seeds other than 0 1 2
 #     QUICK=1 sh benchmarks/one_class.sh          # 1,000 records, one seed, few networks and epochs, and no 20 rounds
 #
@@ -21,6 +21,7 @@ case $DATA-$PARTITION in # rates of FedAvg, FedProx, FedNova and SCAFFOLD
     fashion_mnist-classes:1) ONE="0.01 0.01 0.01 0.1" TWENTY="0.01 0.01 0.01 0.03" ;;
     mnist-classes:2) ONE="0.03 0.03 0.03 0.1" TWENTY="0.1 0.03 0.1 0.3" ;;
     fashion_mnist-classes:2) ONE="0.01 0.03 0.01 0.1" TWENTY="0.01 0.03 0.03 0.1" ;;
+    fashion_mnist-dirichlet-capped:0.5) ONE="0.003 0.003 0.003 0.03" TWENTY="0.1 0.1 0.1 0.1" ;;
     cifar10-*)
         FULL=color_crop_cutout_flip_scale_rotate
         exec fedstill compare fedgm real $SETTING --fedgm.ipc 10 --real.ipc 10 --fedgm.matching.augment $FULL \

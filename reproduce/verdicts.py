@@ -70,6 +70,12 @@ def stored(file: str, label: str, *, last: int = 1, name: str = "accuracy", part
     return {run["seed"]: run["last"][name] if name != "accuracy" else run["accuracy"] for run in runs}
 
 
+def with_more(file: str, label: str) -> Values:
+    """The values of a label in a file, and in that of further seeds, ``NAME-more.json``, if there is one."""
+    more = file.replace(".json", "-more.json")
+    return both(stored(file, label), stored(more, label)) if (RUNS / more).exists() else stored(file, label)
+
+
 def both(one: Values, two: Values) -> Values:
     """The seeds of two files."""
     assert not isinstance(one, Summary) and not isinstance(two, Summary)
@@ -103,13 +109,14 @@ def claims() -> list[Claim]:
         ("one-class-fashion_mnist.json", "Fashion-MNIST, #C=1"),
         ("two-classes-mnist.json", "MNIST, #C=2"),
         ("two-classes-fashion_mnist.json", "Fashion-MNIST, #C=2"),
+        ("dirichlet-fashion_mnist.json", "Fashion-MNIST, Dir(0.5)"),
     ):
-        fedgm = stored(file, "fedgm")
+        fedgm = with_more(file, "fedgm")
         for rounds, words in ((1, "one round"), (20, "20 rounds")):
-            others = [stored(file, f"{method}-{rounds}") for method in averaging]
+            others = [with_more(file, f"{method}-{rounds}") for method in averaging]
             claim = f"{name}: FedGM above all averaging after {words}"
             found.append(Claim("FedGM", claim, fedgm, others, place(file)))
-        found.append(Claim("FedGM", f"{name}: FedGM above REAL", fedgm, [stored(file, "real")], place(file)))
+        found.append(Claim("FedGM", f"{name}: FedGM above REAL", fedgm, [with_more(file, "real")], place(file)))
     for data, name in (("mnist", "MNIST"), ("fashion_mnist", "Fashion-MNIST"), ("cifar10", "CIFAR-10")):
         pareto = f"benchmarks/results/pareto-{data}.csv"
         one, most = from_pareto(data, "fedgm-50"), from_pareto(data, "fedavg-20")

@@ -142,7 +142,9 @@ def test_what_does_not_fit_the_model_is_refused(patients: RunRecord) -> None:
     other = table(1).replace({"died": {"yes": "dead"}})
     with pytest.raises(InputError, match="the class 'dead', but the model's classes are no, yes"):
         fedstill.evaluate(patients, (other, "died"))
-    with pytest.raises(InputError, match="lack the column 'lactate'; the model takes age, lactate, creatinine"):
+    with pytest.raises(
+        InputError, match="lack the column 'lactate', with numbers; the model takes age, lactate, creatinine"
+    ):
         fedstill.evaluate(patients, (table(1).drop(columns="lactate"), "died"))
     numbered = table(1).assign(died=lambda f: (f["died"] == "yes").astype(int))
     with pytest.raises(InputError, match="the class '[01]', but the model's classes are no, yes"):

@@ -228,7 +228,7 @@ def evaluate(
     if columns and found.columns:
         if lacking := next((name for name in found.columns if name not in columns), None):
             raise ValueError(
-                f"the data have no column {lacking!r} of numbers; the model takes {', '.join(found.columns)}"
+                f"the data lack the column {lacking!r}, with numbers; the model takes {', '.join(found.columns)}"
             )
         records = records[:, [columns.index(name) for name in found.columns]]
     classes = len(found.class_names)

@@ -63,7 +63,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
     )
     frame.to_csv(place / "t.csv", index=False)
-    frame.drop(columns="seen").to_csv(place / "numbers.csv", index=False)
+    frame.drop(columns="seen").to_parquet(place / "numbers.parquet", index=False)
     (place / "schema.toml").write_text(SCHEMA)
     return place
 
@@ -210,9 +210,9 @@ def test_a_budget_covers_the_scale_too(table: Path, tmp_path: Path) -> None:
 def test_a_stated_range_does_in_place_of_a_schema(table: Path, tmp_path: Path) -> None:
     """Columns within --mean plus and minus --std; a scale within it is the composition of both."""
     stated = {"mean": (55.0, 0.5, 200.0), "std": (55.0, 0.5, 200.0), "class_names": ("no", "yes"), "epsilon": 4.0}
-    more = {"data": f"{table}/numbers.csv", "schema_file": None, "label_column": "died"}
+    more = {"data": f"{table}/numbers.parquet", "schema_file": None, "label_column": "died"}
     record = go(table, tmp_path / "run", scale="private:200", **more, **stated)
-    found, raw = fedstill.load_model(record.folder).normalisation, pd.read_csv(table / "numbers.csv")
+    found, raw = fedstill.load_model(record.folder).normalisation, pd.read_parquet(table / "numbers.parquet")
     assert found.mean == pytest.approx(raw[["age", "smoker", "crp"]].mean().to_list(), rel=0.05)
     assert found.std[:2] == pytest.approx(raw[["age", "smoker"]].std().to_list(), rel=0.2)
     assert record.guarantee.holds and len(json.loads((record.folder / "scale.json").read_text())["mean"]) == 3
@@ -222,7 +222,7 @@ def test_a_stated_range_does_in_place_of_a_schema(table: Path, tmp_path: Path) -
 
 
 def test_what_has_no_private_scale_is_refused_in_a_sentence(table: Path, tmp_path: Path) -> None:
-    out, unscaled = tmp_path / "run", {"data": f"{table}/numbers.csv", "schema_file": None, "label_column": "died"}
+    out, unscaled = tmp_path / "run", {"data": f"{table}/numbers.parquet", "schema_file": None, "label_column": "died"}
     for method, more, words in (
         ("afl", {"scale": "public:1"}, "it must be private:EPSILON"),
         ("afl", {"scale": "private:0"}, "it must be private:EPSILON"),

@@ -241,3 +241,38 @@ def test_fedgm_with_two_classes_a_client() -> None:
     )
     ours = mean(run["accuracy"] for run in runs if run["label"] == "fedgm")
     assert f"{100 * (ours - best):.0f} points above SCAFFOLD on" in (ROOT / "docs" / "papers.md").read_text()
+
+
+def test_fedgm_with_shares_by_a_dirichlet_distribution() -> None:
+    page = (ROOT / "docs" / "methods" / "fedgm.md").read_text().split("### Shares by a Dirichlet")[1].split("###")[0]
+    runs = reproduced("dirichlet-fashion_mnist.json")
+    names = {"fedgm": "FedGM", "real": "REAL", "fedavg": "FedAvg", "fednova": "FedNova", "scaffold": "SCAFFOLD"}
+    names |= {"fedprox": "FedProx (mu 0.1)"}
+    found: dict[str, dict[int, float]] = {}
+    for run in runs:
+        found.setdefault(run["label"], {})[run["seed"]] = run["accuracy"]
+    assert len(found) == 10 and all(sorted(own) == [0, 1, 2] for own in found.values())
+    for label, own in found.items():
+        method, _, rounds = label.partition("-")
+        first = names[method] + {"": "", "1": ", 1 round", "20": ", 20 rounds"}[rounds]
+        assert f"| {first} | {spread([*own.values()], 2)} |" in page
+    for label, own in found.items():  # the words on each of three seeds
+        assert all((own[seed] > found["fedgm"][seed]) == (label == "real") or label == "fedgm" for seed in own)
+    ours = 100 * mean(found["fedgm"].values())
+    assert f"and {100 * mean(found['real'].values()) - ours:.1f} points below REAL" in page
+    assert 33 < ours - 100 * mean(found["fedavg-1"].values()) < 36
+
+
+def test_five_seeds_of_one_class_a_client() -> None:
+    page = " ".join((ROOT / "docs" / "methods" / "fedgm.md").read_text().split())
+    cells: dict[str, list[str]] = {"fedgm": [], "real": []}
+    for data in ("mnist", "fashion_mnist"):
+        runs = [*reproduced(f"one-class-{data}.json"), *reproduced(f"one-class-{data}-more.json")]
+        found: dict[str, dict[int, float]] = {}
+        for run in runs:
+            found.setdefault(run["label"], {})[run["seed"]] = run["accuracy"]
+        assert len(found) == 10 and all(sorted(own) == [0, 1, 2, 3, 4] for own in found.values())
+        for label in cells:
+            cells[label].append(spread([*found[label].values()], 2))
+        assert all(own[seed] < found["fedgm"][seed] for name, own in found.items() if "-20" in name for seed in own)
+    assert f"over all five FedGM {' and '.join(cells['fedgm'])}, REAL {' and '.join(cells['real'])}." in page

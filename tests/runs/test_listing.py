@@ -326,7 +326,7 @@ def test_no_tag_at_all_is_refused(folder: Path, capsys: pytest.CaptureFixture[st
     """An unset variable gave the run a tag that made it damaged."""
     with pytest.raises(SystemExit):
         main(["runs", "tag", "", str(folder / "a")])
-    assert "the tag is ''; use 1 to 40 letters" in capsys.readouterr().err
+    assert "word 1 is empty, as of a variable that is not set" in capsys.readouterr().err
     assert listed(capsys)[0]["state"] == "finished"
 
 
