@@ -12,7 +12,7 @@ from fedstill import InputError, RunRecord
 from fedstill.data.published import numbers_are_names
 
 FRAME = pd.DataFrame(np.random.default_rng(0).uniform(-1, 1, (60, 3)).round(3), columns=["x0", "x1", "x2"])
-FRAME = FRAME.assign(site=np.repeat(["a", "b", "c"], 20), label=np.arange(60) // 2 % 2)
+FRAME = FRAME.assign(site=np.repeat(["a", "b", "c"], 20), label=np.arange(60) % 3 // 2)
 SCHEMA = 'target = "label"\nclasses = ["0", "1"]\nsite = "site"\n\n' + "\n".join(
     f'[columns.x{i}]\nkind = "number"\nrange = [-1, 1]\noutside = "clip"\nmissing = 0.0\n' for i in range(3)
 )
