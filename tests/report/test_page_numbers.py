@@ -221,41 +221,42 @@ def test_fedkadp_with_more_noise() -> None:
         assert spread(after) in papers and f"{spread(means)} at {sigma}" in papers
 
 
+def row_of(label: str) -> str:
+    """The first cell of a method's row, with its rounds."""
+    names = {"fedgm": "FedGM", "real": "REAL", "fedavg": "FedAvg", "fednova": "FedNova", "scaffold": "SCAFFOLD"}
+    method, _, rounds = label.partition("-")
+    return {**names, "fedprox": "FedProx (mu 0.1)"}[method] + {"": "", "1": ", 1 round", "20": ", 20 rounds"}[rounds]
+
+
+def by_label(*files: str) -> dict[str, dict[int, float]]:
+    """The accuracies of each label in some files, by seed."""
+    found: dict[str, dict[int, float]] = {}
+    for run in (run for file in files for run in reproduced(file)):
+        found.setdefault(run["label"], {})[run["seed"]] = run["accuracy"]
+    return found
+
+
 def test_fedgm_with_two_classes_a_client() -> None:
     page = (ROOT / "docs" / "methods" / "fedgm.md").read_text().split("### Two classes a client")[1].split("###")[0]
-    found = {data: reproduced(f"two-classes-{data}.json") for data in ("mnist", "fashion_mnist")}
-    runs = found["fashion_mnist"]
-    names = {"fedgm": "FedGM", "real": "REAL", "fedavg": "FedAvg", "fednova": "FedNova", "scaffold": "SCAFFOLD"}
-    names |= {"fedprox": "FedProx (mu 0.1)"}
-    for label in {run["label"] for run in runs}:
-        method, _, rounds = label.partition("-")
-        first = names[method] + {"": "", "1": ", 1 round", "20": ", 20 rounds"}[rounds]
+    found = {data: by_label(f"two-classes-{data}.json") for data in ("mnist", "fashion_mnist")}
+    fashion = found["fashion_mnist"]
+    for label in fashion:
         cells = []
         for some in found.values():
-            own = {run["seed"]: run["accuracy"] for run in some if run["label"] == label}
-            assert sorted(own) == [0, 1, 2, 3, 4]
-            cells.append(spread([*own.values()], 2))
-        assert f"| {first} | {' | '.join(cells)} |" in page
-    best = max(
-        mean(run["accuracy"] for run in runs if run["label"] == f"{name}-20") for name in ("fedprox", "scaffold")
-    )
-    ours = mean(run["accuracy"] for run in runs if run["label"] == "fedgm")
+            assert sorted(some[label]) == [0, 1, 2, 3, 4]
+            cells.append(spread([*some[label].values()], 2))
+        assert f"| {row_of(label)} | {' | '.join(cells)} |" in page
+    best = max(mean(fashion[f"{name}-20"].values()) for name in ("fedprox", "scaffold"))
+    ours = mean(fashion["fedgm"].values())
     assert f"{100 * (ours - best):.0f} points above SCAFFOLD on" in (ROOT / "docs" / "papers.md").read_text()
 
 
 def test_fedgm_with_shares_by_a_dirichlet_distribution() -> None:
     page = (ROOT / "docs" / "methods" / "fedgm.md").read_text().split("### Shares by a Dirichlet")[1].split("###")[0]
-    runs = reproduced("dirichlet-fashion_mnist.json")
-    names = {"fedgm": "FedGM", "real": "REAL", "fedavg": "FedAvg", "fednova": "FedNova", "scaffold": "SCAFFOLD"}
-    names |= {"fedprox": "FedProx (mu 0.1)"}
-    found: dict[str, dict[int, float]] = {}
-    for run in runs:
-        found.setdefault(run["label"], {})[run["seed"]] = run["accuracy"]
+    found = by_label("dirichlet-fashion_mnist.json")
     assert len(found) == 10 and all(sorted(own) == [0, 1, 2] for own in found.values())
     for label, own in found.items():
-        method, _, rounds = label.partition("-")
-        first = names[method] + {"": "", "1": ", 1 round", "20": ", 20 rounds"}[rounds]
-        assert f"| {first} | {spread([*own.values()], 2)} |" in page
+        assert f"| {row_of(label)} | {spread([*own.values()], 2)} |" in page
     for label, own in found.items():  # the words on each of three seeds
         assert all((own[seed] > found["fedgm"][seed]) == (label == "real") or label == "fedgm" for seed in own)
     ours = 100 * mean(found["fedgm"].values())
@@ -267,10 +268,7 @@ def test_five_seeds_of_one_class_a_client() -> None:
     page = " ".join((ROOT / "docs" / "methods" / "fedgm.md").read_text().split())
     cells: dict[str, list[str]] = {"fedgm": [], "real": []}
     for data in ("mnist", "fashion_mnist"):
-        runs = [*reproduced(f"one-class-{data}.json"), *reproduced(f"one-class-{data}-more.json")]
-        found: dict[str, dict[int, float]] = {}
-        for run in runs:
-            found.setdefault(run["label"], {})[run["seed"]] = run["accuracy"]
+        found = by_label(f"one-class-{data}.json", f"one-class-{data}-more.json")
         assert len(found) == 10 and all(sorted(own) == [0, 1, 2, 3, 4] for own in found.values())
         for label in cells:
             cells[label].append(spread([*found[label].values()], 2))

@@ -75,10 +75,9 @@ def stored(run: Path) -> list[str]:
 
 
 def _published(results: dict[str, Any]) -> str:
-    if not guarantees.is_finite(Guarantee(**results["guarantee"])):
-        return f"{finding(results)}. {_verdict(results)}"
-    text = f"{finding(results, exact=False)}. {_verdict(results, exact=False)}"
-    return f"{text} These rates are of a client's private records, and no epsilon covers them."
+    exact = not guarantees.is_finite(Guarantee(**results["guarantee"]))
+    text = f"{finding(results, exact=exact)}. {_verdict(results, exact=exact)}"
+    return text if exact else f"{text} These rates are of a client's private records, and no epsilon covers them."
 
 
 def finding(results: dict[str, Any], *, exact: bool = True) -> str:

@@ -87,7 +87,8 @@ def read_csv(path: Path, *, as_text: bool, fewest: int = 2) -> "pa.Table":
     texts = _parsed(content, path, separator, column_types=all_texts) if separator == ";" else None
     table = _parsed(content, path, separator, decimal_point="." if texts is None else _decimal_sign(texts, path))
     if separator in "\t|" and _may_have_thousands(table):
-        _check_points(_parsed(content, path, separator, column_types=all_texts), path)
+        texts = _parsed(content, path, separator, column_types=all_texts)
+        _check_points(texts, path)
     if _may_have_codes(content, separator, table):
         table = _with_codes(table, texts or _parsed(content, path, separator, column_types=all_texts))
     return _named(table, names, path)

@@ -98,19 +98,18 @@ def _classes_of(
         raise ValueError(f"--num-classes is {experiment.num_classes}, but --class-names has {len(names)}; leave it out")
     if twice := repeated(names):
         raise ValueError(f"--class-names has {twice!r} twice; name each class once")
-    if published.CLASSES[1] in data.measured and published.numbers_are_names(names):
-        occur = torch.unique(torch.cat([data.train.labels, data.test.labels])).tolist()
-        if missing := next((str(label) for label in occur if str(label) not in names), None):
-            raise ValueError(f"--class-names lacks the class {missing!r}, which has records; name all that may occur")
-        return names, torch.tensor([names.index(str(i)) if str(i) in names else -1 for i in range(max(occur) + 1)])
-    if published.CLASSES[1] in data.measured:  # labels are numbers
+    occur = data.class_names
+    if published.CLASSES[1] in data.measured:  # labels are numbers, of which not all up to the largest need occur
+        labels = torch.cat([data.train.labels, data.test.labels])
+        occur = tuple(data.class_names[label] for label in torch.unique(labels).tolist())
+    if published.CLASSES[1] in data.measured and not published.numbers_are_names(names):
         if len(names) < len(data.class_names):
             most = len(data.class_names)
             raise ValueError(f"--class-names has {len(names)} names, but the labels go up to {most - 1}; give {most}")
         return names, None
-    if missing := next((name for name in data.class_names if name not in names), None):
+    if missing := next((name for name in occur if name not in names), None):
         raise ValueError(f"--class-names lacks the class {missing!r}, which has records; name all that may occur")
-    return names, torch.tensor([names.index(name) for name in data.class_names])
+    return names, torch.tensor([names.index(name) if name in names else -1 for name in data.class_names])
 
 
 _log = logging.getLogger(__name__)
