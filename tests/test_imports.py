@@ -33,7 +33,7 @@ LAYERS = [
     {"report", "audits"},
     {"tracking"},
     {"attacks", "sites"},
-    {"library", "judged", "studies", "typed"},
+    {"library", "judged", "predictions", "studies", "typed"},
     {"cli", "__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

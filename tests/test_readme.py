@@ -150,11 +150,14 @@ def test_it_runs(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
             place = tmp_path / "scans" / f"hospital{i % 3}" / "train" / "ab"[i // 3 % 2]
             place.mkdir(parents=True, exist_ok=True)
             Image.new("L", (8, 8), i).save(place / f"{i}.png")
+    if "./pictures" in command:
+        (tmp_path / "pictures").mkdir()
+        Image.new("L", (8, 8)).save(tmp_path / "pictures" / "one.png")
     if "./cancer.parquet" in command:
         load_breast_cancer(as_frame=True).frame.to_parquet(tmp_path / "cancer.parquet")
     if words[1] in ("report", "runs", "watch"):
         compare(tmp_path)
-    if words[1] in ("attack", "publish", "evaluate"):
+    if words[1] in ("attack", "publish", "evaluate", "predict"):
         task = "--data digits --rounds 1 --limit 200 --workers 0 --clients 2 --model convnet:width=8,depth=2".split()
         main(["run", "fedavg", *task, "--out", str(tmp_path / words[2])])
     if "--replies" in words:  # of a run of the same method, whose clients do the same work

@@ -95,6 +95,8 @@ def test_pictures_of_another_size_are_resized_and_said_or_refused(how: str, tmp_
     deep = fedstill.evaluate(record, tmp_path / "deep")
     assert deep.accuracy == record.accuracy
     assert any(one.startswith("pictures were read as --size 8 reads them, since ") for one in deep.told), deep.told
+    assert fedstill.evaluate(record, tmp_path / "coloured").accuracy == record.accuracy  # all three colours are equal
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "coloured" / "0" / "red.png")
     with pytest.raises(InputError, match=r"images have shape .*3, 8, 8\); this model takes \(n, 1, 8, 8\)"):
         fedstill.evaluate(record, tmp_path / "coloured")
     model = record.load_model()

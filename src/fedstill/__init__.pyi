@@ -21,6 +21,8 @@ from fedstill.protocol.sides import Round as Round
 from fedstill.runs.journal import Refusal as Refusal
 from fedstill.judged import Evaluation as Evaluation
 from fedstill.judged import evaluate as evaluate
+from fedstill.predictions import Predictions as Predictions
+from fedstill.predictions import predict as predict
 from fedstill.library import compare as compare
 from fedstill.library import run as run
 from fedstill.studies import attack as attack

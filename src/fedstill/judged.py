@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedstill.base.errors import InputError, front_door
+from fedstill.base.errors import front_door
 from fedstill.base.files import path_of
 from fedstill.base.lookup import suggestion
 from fedstill.base.records import twins
@@ -24,6 +24,7 @@ from fedstill.evaluation import Numbers, in_unit
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.trained import Trained, load_model
 from fedstill.measures import Scores
+from fedstill.predictions import save_rows
 from fedstill.report import caveats
 from fedstill.report.record import RunRecord, read_run
 from fedstill.runs.folder import RunFolder
@@ -95,7 +96,7 @@ class Evaluation:
         return DataFrame(rows, columns=["measure", "value", "low", "high"])
 
     def save(self, path: Path) -> None:
-        """Write a CSV file with a row for each record: true and predicted class, and probabilities.
+        """Write a CSV file, for its owner alone, with a row for each record: true and predicted class, probabilities.
 
         Its first column numbers the records from 0 as in the data, if these are judged as a ``whole``.
 
@@ -167,10 +168,8 @@ def _save(columns: dict[str, Any], persons: NDArray[Any] | None, whole: bool, pa
     """Write a CSV file with a row for each record, its number in data judged as a whole, and its person if known."""
     from pandas import DataFrame
 
-    if path.exists():
-        raise InputError(f"{str(path)!r} exists; name a new file for the predictions")
     frame = DataFrame(columns if persons is None else {**columns, "person": persons})
-    frame.rename_axis("record").to_csv(path, index=whole)
+    save_rows(frame.rename_axis("record"), path, numbered=whole)
 
 
 @front_door
@@ -231,6 +230,7 @@ def evaluate(
                 f"the data lack the column {lacking!r}, with numbers; the model takes {', '.join(found.columns)}"
             )
         records = records[:, [columns.index(name) for name in found.columns]]
+    records = _of_colours(records, found)
     classes = len(found.class_names)
     likely = np.asarray(found.predict_proba(records), dtype=np.float64)
     scores = Scores(found.class_names, true, likely, persons, sign, threshold)
@@ -238,6 +238,16 @@ def evaluate(
     if run is not None:
         told += run.repeated(data, records)
     return Evaluation(found.class_names, counts, scores, told, whole)
+
+
+def _of_colours(records: Any, model: Trained) -> Any:
+    """Gray pictures for a model of coloured ones, and gray ones that are stored with colours for one of gray ones."""
+    shape = model.shape if model.features is None else model.pictures
+    if len(shape) != 3 or not isinstance(records, np.ndarray) or records.ndim != 4 or records.shape[1] == shape[0]:
+        return records
+    if records.shape[1] == 1:
+        return np.repeat(records, shape[0], 1)
+    return records[:, :1] if shape[0] == 1 and (records == records[:, :1]).all() else records
 
 
 class _Past(NamedTuple):

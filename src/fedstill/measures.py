@@ -21,6 +21,20 @@ _ENTRIES = 2_000_000
 """Entries of the weights of the resamples that are measured at a time."""
 
 
+def decide(probabilities: NDArray[Any], positive: int, threshold: float | None) -> NDArray[np.int64]:
+    """The predicted class of each record: the likeliest, or of two the ``positive`` one from a probability on.
+
+    Args:
+        probabilities: of each class, ``(n, C)``.
+        positive: number of a class of two.
+        threshold: its probability from which it is predicted; None for the likeliest class.
+    """
+    if threshold is None or probabilities.shape[1] != 2:
+        found: NDArray[np.int64] = probabilities.argmax(1)
+        return found
+    return np.where(probabilities[:, positive] >= threshold, positive, 1 - positive)
+
+
 @dataclass(frozen=True, eq=False)
 class Scores:
     """True classes and a model's probabilities.
@@ -44,11 +58,7 @@ class Scores:
     @cached_property
     def predicted(self) -> NDArray[np.int64]:
         """The predicted class of each record."""
-        if self.threshold is None or len(self.class_names) != 2:
-            found: NDArray[np.int64] = self.probabilities.argmax(1)
-            return found
-        chosen = self.probabilities[:, self.positive] >= self.threshold
-        return np.where(chosen, self.positive, 1 - self.positive)
+        return decide(self.probabilities, self.positive, self.threshold)
 
     def measures(self) -> dict[str, float | None]:
         """All measures by name; None where the records do not define one, as the area under the curve of one class.

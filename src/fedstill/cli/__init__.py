@@ -13,7 +13,7 @@ from types import FrameType
 
 from fedstill.base import files
 from fedstill.cli.command import Command, start, unknown
-from fedstill.cli.folder_commands import EVALUATE, PUBLISH, RUNS, WATCH
+from fedstill.cli.folder_commands import EVALUATE, PREDICT, PUBLISH, RUNS, WATCH
 from fedstill.cli.inspect_commands import ATTACK, AUDIT, CHECK, DATA, DOCTOR, METHODS, PRIVACY
 from fedstill.cli.output import Bad, print_json
 from fedstill.cli.run_commands import COMPARE, REPORT, RUN, SWEEP
@@ -43,6 +43,7 @@ commands:
   audit METHOD ...            prove lower bounds on a method's epsilon
   check METHOD                compare a method of your own on neighbours
   evaluate RUN DATA           judge the model of a run on other records
+  predict RUN DATA            predict the classes of new records
   publish RUN                 write the model for plain PyTorch, with a card
   server COMMAND              set up and run the server of real sites
   site COMMAND FOLDER         set up, run, show and govern a real site
@@ -219,6 +220,7 @@ COMMANDS: dict[str, Command] = {
     "check": CHECK,
     "runs": RUNS,
     "evaluate": EVALUATE,
+    "predict": PREDICT,
     "publish": PUBLISH,
     "sweep": SWEEP,
     "watch": WATCH,

@@ -134,6 +134,20 @@ class Judged(Settings):
     its first column is the number of the record in the data, from 0, if all of these are judged."""
 
 
+class Predicted(Settings):
+    """What is predicted, and where to."""
+
+    out: Path | None = None
+    """New CSV file with the number of each record, from 0, its prediction and the probabilities of its classes, which
+    its owner alone may read; by default they are printed."""
+    keep: tuple[str, ...] = ()
+    """Columns of the table that are copied beside, such as a patient's number."""
+    positive: str | None = None
+    """The class of two that --threshold is for; by default the last."""
+    threshold: Annotated[float, Ge(0), Le(1)] | None = None
+    """Probability from which it is predicted; by default the likelier class is."""
+
+
 class SchemaDraft(Settings):
     """What a schema is drafted for."""
 

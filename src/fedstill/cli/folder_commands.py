@@ -11,7 +11,7 @@ from fedstill.cli.command import FORM, Command
 from fedstill.cli.output import Bad, print_json, print_sentences, print_wide, table
 
 if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
-    from fedstill.cli.flags import Format, Judged, Listing, Published, Removal, Watching
+    from fedstill.cli.flags import Format, Judged, Listing, Predicted, Published, Removal, Watching
     from fedstill.report.record import RunRecord
     from fedstill.runs.listing import Listed
 
@@ -265,6 +265,29 @@ def judge(words: list[str], judged: "Judged", form: "Format") -> None:
         print(remark)
 
 
+def predict(words: list[str], wanted: "Predicted", form: "Format") -> None:
+    """``fedstill predict``."""
+    from fedstill import predictions
+    from fedstill.base.lookup import add_working_folder
+
+    add_working_folder()
+    if wanted.out is not None and wanted.out.exists():
+        raise Bad(f"{str(wanted.out)!r} exists; name a new file for the predictions")
+    found = predictions.predict(words[0], words[1], **wanted.model_dump(exclude={"out"}))
+    if wanted.out is not None:
+        found.save(wanted.out)
+    if form.json_:
+        rows = found.to_pandas().to_dict("records")
+        print_json({"records": len(rows), "predictions": rows, "remarks": [*found.told]})
+        return
+    if wanted.out is None:
+        print(found.to_pandas().to_csv(), end="")
+    else:
+        print(f"{wanted.out}: {len(found.predicted):,} records. No guarantee covers the predictions of these records.")
+    for remark in found.told:
+        print(remark, file=sys.stderr)
+
+
 def _shown(value: float | None, low: float | None, high: float | None) -> tuple[str, str]:
     """A value and its interval as texts; an absent one is a dash."""
     if value is None or value != value:
@@ -304,6 +327,15 @@ EVALUATE = Command(
     "Example: fedstill evaluate runs/afl new_patients.csv --positive yes --group patient",
     ("Judged", FORM),
     needs="usage: fedstill evaluate RUN DATA [flags]; name a finished run and a labelled file, folder or data set",
+)
+PREDICT = Command(
+    predict,
+    "RUN DATA",
+    "Predict the classes, or the numbers, of new records with the model of a run: of a CSV or parquet file, whose "
+    "columns are found by name, or of the pictures in a folder. They need no labels.\n\n"
+    "Example: fedstill predict runs/afl new_patients.csv --keep patient --out predicted.csv",
+    ("Predicted", FORM),
+    needs="usage: fedstill predict RUN DATA [flags]; name a finished run, and a table or a folder of pictures",
 )
 PUBLISH = Command(
     publish,

@@ -174,7 +174,7 @@ def from_table(
         records, remarks = table_of.vectors, (*remarks, *table_of.remarks, *map(vectors.WHOSE.format, persons))
         _refuse_second_label(table_of.names, label_column, label, where)
     else:
-        image_column = _text_column(table, label_column, image, where)
+        image_column = text_column(table, label_column, image, where)
         records = np.array(table[image_column].to_pylist(), dtype=object)
     if odd:
         remarks = (*remarks, f"no columns to group by, as their numbers are not whole: {', '.join(odd)}")
@@ -296,7 +296,7 @@ def composed_names(table: "pa.Table") -> "pa.Table":
     return table.rename_columns(names).replace_schema_metadata(table.schema.metadata)
 
 
-def _text_column(table: "pa.Table", label: str, image: Sequence[str], where: str) -> str:
+def text_column(table: "pa.Table", label: str, image: Sequence[str], where: str) -> str:
     """The column of the records' texts: the one named "text" or "sentence", or the only one."""
     texts = [n for n in table.column_names if n != label and vectors.is_text(table.schema.field(n).type)]
     name = next((name for name in _TEXT_COLUMNS if name in texts), texts[0] if len(texts) == 1 else None)

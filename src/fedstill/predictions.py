@@ -1,0 +1,200 @@
+"""A finished model's predictions of records of which nobody has told the class."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedstill.base.errors import InputError, front_door
+from fedstill.base.files import path_of, write_secret
+from fedstill.base.lookup import nfc, suggestion
+from fedstill.data.unlabelled import Pictures, is_table, rows, texts
+from fedstill.data.walk import CSV
+from fedstill.experiment.trained import Trained, load_model
+from fedstill.measures import decide
+from fedstill.report.record import RunRecord, read_run
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pandas import DataFrame
+
+_AT_A_TIME = 256
+"""Pictures that are in memory at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What a model predicts of n records, in their order.
+
+    Attributes:
+        class_names: the model's classes, C; the name of the number alone, if it predicts one.
+        predicted: names of the predicted classes, or numbers in their unit, ``(n,)``.
+        probabilities: of each class, ``(n, C)``; None for numbers.
+        columns: texts that tell which record each is: the path of its picture below the folder, or columns of its row.
+        told: sentences on what was read: pictures that were resized, values that were clipped, columns left out.
+    """
+
+    class_names: tuple[str, ...]
+    predicted: NDArray[Any]
+    probabilities: NDArray[np.float64] | None
+    columns: Mapping[str, Sequence[Any]]
+    told: tuple[str, ...] = ()
+
+    def to_pandas(self) -> "DataFrame":
+        """A row for each record: its `columns`, ``predicted``, and ``probability of CLASS`` for each class."""
+        from pandas import DataFrame
+
+        found: dict[str, Any] = {**self.columns, "predicted": self.predicted}
+        if self.probabilities is not None:
+            found |= {f"probability of {name}": self.probabilities[:, c] for c, name in enumerate(self.class_names)}
+        return DataFrame(found).rename_axis("record")
+
+    def save(self, path: Path) -> None:
+        """Write `to_pandas` as a CSV file whose first column numbers the records from 0; its owner alone may read it.
+
+        Raises:
+            InputError: there is such a file.
+        """
+        save_rows(self.to_pandas(), path, numbered=True)
+
+
+def save_rows(frame: "DataFrame", path: Path, *, numbered: bool) -> None:
+    """Write predictions of people's records as a CSV file that its owner alone may read.
+
+    Args:
+        frame: a row for each record.
+        path: the new file.
+        numbered: whether the first column has the frame's index.
+
+    Raises:
+        InputError: there is such a file.
+    """
+    if path.exists():
+        raise InputError(f"{str(path)!r} exists; name a new file for the predictions")
+    write_secret(path, frame.to_csv(index=numbered).encode())
+
+
+@front_door
+def predict(
+    model: Trained | RunRecord | str | Path,
+    data: str | Path,
+    *,
+    positive: str | int | None = None,
+    threshold: float | None = None,
+    keep: Sequence[str] = (),
+) -> Predictions:
+    """Predict the classes, or the numbers, of the records in a file or folder, which need no labels.
+
+    Arrays, frames and lists of texts in memory are for the methods ``predict`` and ``predict_proba`` of `load_model`.
+
+    Args:
+        model: the model of `load_model`, or a finished run or its folder.
+        data: a CSV or parquet file, whose columns are found by name, or turned into the model's by the run's schema;
+            of texts, their column is "text", "sentence" or the only one. Or a folder of pictures with all folders in
+            it, or one picture; those of another size than the run's are cropped and resized to it.
+        positive: the class of two that ``threshold`` is for, or the number that is its name; by default the last.
+        threshold: probability from which it is predicted; by default the likelier class is.
+        keep: columns of the table that go into the result as they are, such as a patient's number.
+
+    Raises:
+        InputError: there is no such file, it is of another kind than the model's records, a column is missing, a value
+            does not fit, or a record's outputs are no numbers.
+    """
+    place = path_of(data, "the data").expanduser()
+    if not place.exists():
+        raise ValueError(f"{str(place)!r} is no file or folder here; give a table or a folder of pictures")
+    if isinstance(keep, str):
+        raise ValueError(f"keep is {keep!r}; give a list of columns, as [{keep!r}]")
+    folder = model if isinstance(model, Trained) else path_of(model, "the model")
+    found = folder if isinstance(folder, Trained) else load_model(folder)
+    sign = found.decided(positive, threshold)
+    size = None if isinstance(folder, Trained) else read_run(folder).config["experiment"].get("size")
+    if is_table(place):
+        outputs, columns, told = _of_table(found, place, keep)
+    elif keep:
+        raise ValueError(f"keep is {', '.join(keep)}, but {str(place)!r} is no table; leave it out")
+    else:
+        outputs, columns, told = _of_pictures(found, place, size)
+    if not (finite := np.isfinite(outputs).reshape(len(outputs), -1).all(1)).all():
+        raise ValueError(f"the outputs of record {int((~finite).argmax())} are no numbers; train at a lower rate")
+    if found.target is not None:
+        return Predictions(found.class_names, outputs, None, columns, told)
+    chosen = decide(outputs, sign, None if threshold is None else float(threshold))
+    return Predictions(found.class_names, np.array(found.class_names)[chosen], outputs, columns, told)
+
+
+Found = tuple[NDArray[np.float64], Mapping[str, Sequence[Any]], tuple[str, ...]]
+"""Probabilities ``(n, C)`` or numbers ``(n,)``, the columns of `Predictions`, and its sentences."""
+
+
+def _outputs(model: Trained, records: Any) -> NDArray[np.float64]:
+    """Probabilities ``(n, C)``, or numbers ``(n,)``."""
+    found = model.predict_proba(records) if model.target is None else model.predict(records)
+    return np.asarray(found, dtype=np.float64)
+
+
+def _of_table(model: Trained, place: Path, keep: Sequence[str]) -> Found:
+    """The outputs of the rows of a table's file."""
+    where, keep = repr(str(place)), [nfc(name) for name in keep]
+    table = rows(place, as_text=model.schema is not None)
+    as_written = keep and model.schema is None and place.suffix.lower() in CSV
+    kept = _kept(where, rows(place, as_text=True) if as_written else table, keep)
+    if model.schema is not None:
+        needed = tuple(model.schema.columns)
+        vectors, told = model.schema.vectors(table, where)
+        return _outputs(model, vectors), kept, (*told, *_left(table, needed, keep))
+    if model.columns:
+        return _outputs(model, table), kept, _left(table, model.columns, keep)
+    if model.features is not None and model.backbone(model.pictures).takes == "texts":
+        return _outputs(model, texts(table, where)), kept, ()
+    of_pictures = model.features is not None or len(model.shape) == 3
+    what = "pictures; give a folder of them" if of_pictures else "vectors without names; give arrays to Trained.predict"
+    raise ValueError(f"{where} is a table, but the model takes {what}")
+
+
+def _left(table: "pa.Table", needed: Sequence[str], keep: Sequence[str]) -> tuple[str, ...]:
+    """A sentence on the columns that the model does not take."""
+    left = [name for name in table.column_names if name not in {*needed, *keep}]
+    return (f"not the model's, so not read: {', '.join(left[:8])}{', ...' * (len(left) > 8)}",) if left else ()
+
+
+def _kept(where: str, table: "pa.Table", keep: Sequence[str]) -> dict[str, Sequence[Any]]:
+    """The columns of a table that go into the result."""
+    for name in keep:
+        if name not in table.column_names:
+            near = suggestion(name, table.column_names) or f"; it has {', '.join(table.column_names[:20])}"
+            raise ValueError(f"{where} has no column {name!r} to keep{near}")
+        if name in ("record", "predicted") or name.startswith("probability of "):
+            raise ValueError(f"the column {name!r} cannot be kept, as the result has one of this name; rename it")
+    return {name: table[name].to_pylist() for name in keep}
+
+
+def _of_pictures(model: Trained, place: Path, size: int | None) -> Found:
+    """The outputs of all pictures below a folder, of which few are in memory at a time."""
+    shape = model.shape if model.features is None else model.pictures
+    of_rows = f"{str(place)!r} is no table, but the model takes the rows of one; give a CSV or parquet file"
+    if len(shape) == 1:
+        raise ValueError(of_rows)
+    side = size or model.side
+    given = Pictures.below(place)
+    pixels = given.pixels(shape[0] if shape else None, side)
+    found, changed = [], 0
+    while some := [*islice(pixels, _AT_A_TIME)]:
+        changed += sum(is_other for _, is_other in some)
+        images = torch.from_numpy(np.stack([one for one, _ in some]))
+        if model.features is not None and model.backbone(tuple(images.shape[1:])).takes == "texts":
+            raise ValueError(of_rows)
+        found.append(_outputs(model, images))
+    told = (given.unread,) if given.unread else ()
+    if changed and size is None:
+        told = (
+            f"{changed:,} of {len(given.files):,} pictures were cropped and resized to {side} x {side} or converted to "
+            "8 bits, as the run's are",
+            *told,
+        )
+    return np.concatenate(found), {"file": [str(file) for file in given.files]}, told
