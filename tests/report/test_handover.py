@@ -17,7 +17,7 @@ from fedstill.base.records import AS_THEY_ARE, Normalisation
 from fedstill.data import features, pictures
 from fedstill.data.table_schema import TableSchema
 from fedstill.experiment.trained import Trained
-from fedstill.measures import of_counts
+from fedstill.measures import decide, of_counts
 from fedstill.models.build import build
 from fedstill.report import programs, publish, rows
 
@@ -236,7 +236,7 @@ def test_a_threshold_is_for_two_classes(tmp_path: Path) -> None:
     two = Trained(network, (3,), ("a", "b"), AS_THEY_ARE)
     with pytest.raises(ValueError, match="positive is 'c'; it must be one of two classes: a, b"):
         publish.decision_of(two, "c", None)
-    assert publish.decision_of(two, "a", None) == {"decision": {"positive": "a", "threshold": 0.5}}
+    assert publish.decision_of(two, "a", None) == {"decision": {"positive": "a"}}
 
 
 @pytest.mark.parametrize("shape", [(70, 131, 3), (40, 40, 1), (9, 300, 3), (131, 70, 1), (1, 5, 3)])
@@ -285,3 +285,16 @@ def test_raw_pictures_pass_the_backbone(tmp_path: Path) -> None:
     session = onnxruntime.InferenceSession(tmp_path / "b")
     said = torch.from_numpy(session.run(["logits"], {"records": images.numpy()})[0])
     torch.testing.assert_close(said, logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("threshold", [None, 0.5])
+def test_equal_probabilities_are_decided_as_in_an_evaluation(
+    threshold: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first class without a threshold, and the positive one from its threshold on."""
+    monkeypatch.setattr(rows.Model, "outputs", lambda *_: np.zeros((3, 2)))
+    model = object.__new__(rows.Model)
+    two = Trained(nn.Linear(3, 2), (3,), ("a", "b"), AS_THEY_ARE)
+    model.facts = {"class_names": ["a", "b"], **publish.decision_of(two, "b", threshold)}
+    expected = decide(np.full((3, 2), 0.5), 1, threshold)
+    assert model.predict([]).tolist() == ["ab"[c] for c in expected] == ["a" if threshold is None else "b"] * 3

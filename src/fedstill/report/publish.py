@@ -190,7 +190,9 @@ def _schema(record: RunRecord, model: Trained) -> TableSchema | None:
 
 
 def decision_of(model: Trained, positive: str | int | None, threshold: float | None) -> dict[str, Any]:
-    """The class of two with the probability from which it is predicted, as ``{"decision": ...}``; else nothing.
+    """The class of two that measures are of, and the probability from which it is predicted, if it is stated.
+
+    As ``{"decision": {"positive": ..., "threshold": ...}}``; nothing of other models.
 
     Raises:
         ValueError: as `fedstill.experiment.trained.Trained.decided`.
@@ -198,7 +200,7 @@ def decision_of(model: Trained, positive: str | int | None, threshold: float | N
     name = model.class_names[model.decided(positive, threshold)]
     if model.target is not None or len(model.class_names) != 2:
         return {}
-    return {"decision": {"positive": name, "threshold": 0.5 if threshold is None else float(threshold)}}
+    return {"decision": {"positive": name, **({} if threshold is None else {"threshold": float(threshold)})}}
 
 
 def upload(folder: Path, name: str) -> str:
@@ -484,12 +486,12 @@ scales, clips and makes the columns of categories itself, and gives NaN for a ro
 
 
 def _outputs(facts: Mapping[str, Any]) -> str:
-    """What the outputs are, and the threshold of a class of two."""
+    """What the outputs are, and the threshold of a class of two, if one is stated."""
     if "target" in facts:
         name, (low, high) = _plain(facts["target"]), facts["target_range"]
         return f"The output (n, 1) is {name} in its unit; in training it went from {low:g} to {high:g}.\n"
     found = f"Classes, in the order of the logits: {', '.join(map(_plain, facts['class_names']))}.\n"
-    if (decision := facts.get("decision")) is None:
+    if "threshold" not in (decision := facts.get("decision", {})):
         return f"{found}The class with the largest logit is predicted.\n"
     name, threshold = _plain(decision["positive"]), decision["threshold"]
     found += (
