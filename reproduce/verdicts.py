@@ -25,6 +25,18 @@ import decided  # noqa: E402
 RUNS = ROOT / "reproduce" / "results"
 PAGE = ROOT / "docs" / "papers.md"
 BEGIN, END = "<!-- seeds: written by reproduce/verdicts.py -->", "<!-- seeds end -->"
+LOOKED = 3
+EXTENDED = {
+    *(
+        "one-class-mnist.json",
+        "one-class-fashion_mnist.json",
+        "two-classes-fashion_mnist.json",
+        "four-in-one-mnist.json",
+    ),
+    *("fedkadp-mnist-shards-2-clip-5.json", "fedkadp-mnist-shards-2-clip-2.json"),
+    "fedauxfdp-cifar10-0.01-one-extractor.json",
+}
+"""Files whose runs were looked at with `LOOKED` seeds, and got more afterwards: their p values count twice."""
 INFINITE = 10**12
 """Test records of a value that no test records were drawn for, or that each seed draws its own for."""
 
@@ -124,7 +136,11 @@ def claims() -> list[Claim]:
             words = f"{name}, #C=1: FedGM with 50 images above FedAvg after 20 rounds"
             found.append(Claim("FedGM", words, one, [most], pareto))
         words = f"{name}, #C=1: FedGM with one image (four in one) above FedAvg after one round"
-        found.append(Claim("FedGM", words, from_pareto(data, "fedgm-1"), [from_pareto(data, "fedavg-1")], pareto))
+        sides, source = (from_pareto(data, "fedgm-1"), from_pareto(data, "fedavg-1")), pareto
+        if data == "mnist":
+            file = "four-in-one-mnist.json"  # the runs of that table again, and two more seeds
+            sides, source = (stored(file, "fedgm-1"), stored(file, "fedavg-1")), place(file)
+        found.append(Claim("FedGM", words, sides[0], sides[1:], source))
     found += by_heterogeneity() + of_label_privacy()
     words = "figure 11: a smaller matching loss with representatives, ten images"
     name = "mean of the last 100"
@@ -255,6 +271,11 @@ def of_dense() -> list[Claim]:
     return found
 
 
+def looks(claim: Claim, seeds: int) -> int:
+    """How often the runs of a claim were looked at: whoever adds seeds until they are apart has that many chances."""
+    return 2 if Path(claim.source).name in EXTENDED and seeds > LOOKED else 1
+
+
 def place(file: str) -> str:
     """The file's place in the repository."""
     return f"reproduce/results/{file}"
@@ -287,7 +308,8 @@ def table() -> str:
     after = [math.nan] * len(every)
     for paper in dict.fromkeys(claim.paper for claim in every):
         own = [i for i, claim in enumerate(every) if claim.paper == paper]
-        for i, value in zip(own, decided.holm([found[i].p if found[i].mean > 0 else 1.0 for i in own]), strict=True):
+        counted = [min(1.0, found[i].p * looks(every[i], found[i].seeds)) if found[i].mean > 0 else 1.0 for i in own]
+        for i, value in zip(own, decided.holm(counted), strict=True):
             after[i] = value
     lines = ["| paper | claim, [runs](../reproduce/results) | seeds | difference | p | after Holm | |"]
     lines.append("|---|---|---:|---:|---:|---:|---|")
@@ -297,7 +319,8 @@ def table() -> str:
         amounts = f"{sign * one.mean:.1f} ± {sign * one.spread:.1f}"
         verdict = "**apart**" if is_apart else "not apart"
         words = f"{claim.words} ([from](../{claim.source}))".replace("../docs/", "")
-        lines.append(f"| {claim.paper} | {words} | {one.seeds} | {amounts} | {one.p:.2g} | {value:.2g} | {verdict} |")
+        p = f"{one.p:.2g}" + (" x 2" if looks(claim, one.seeds) > 1 else "")
+        lines.append(f"| {claim.paper} | {words} | {one.seeds} | {amounts} | {p} | {value:.2g} | {verdict} |")
     apart = sum(value <= decided.LEVEL for value in after)
     return f"{apart} of {len(every)} are apart.\n\n" + "\n".join(lines) + "\n"
 

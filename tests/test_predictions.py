@@ -221,9 +221,9 @@ def test_pictures_of_another_form_are_made_the_runs_and_said(
         picture.save(tmp_path / "new" / file)
     found = fedstill.predict(run, tmp_path / "new")
     n = len(expected.predicted)
-    changed = {"coloured": 0, "mixed": (n + 3) // 4}.get(form, n)
-    told = f"{changed:,} of {n:,} pictures were cropped and resized to 8 x 8 or converted to 8 bits, as the run's are"
-    assert found.told == ((told,) if changed else ())
+    number = {"mixed": (n + 3) // 4}.get(form, n)
+    what = "were made opaque, gray or RGB, of 8 bits" if form == "deep" else "were cropped and resized to 8 x 8"
+    assert found.told == (() if form == "coloured" else (f"{number:,} of {n:,} pictures {what}",))
     if form in ("coloured", "deep"):
         assert found.predicted.tolist() == expected.predicted.tolist()
     else:
@@ -305,3 +305,42 @@ def test_an_evaluations_predictions_are_the_owners_alone(coded: RunRecord, tmp_p
     found.save(tmp_path / "scores.csv")
     assert (tmp_path / "scores.csv").stat().st_mode & 0o077 == 0
     assert len(pd.read_csv(tmp_path / "scores.csv")) == 300
+
+
+@pytest.mark.parametrize("missing", [None, 0.0])
+def test_an_empty_line_of_a_file_with_one_column_is_a_gap(missing: float | None, tmp_path: Path) -> None:
+    """The rows after it moved up by one, without a word."""
+    text = 'target = "died"\nclasses = ["no", "yes"]\n\n[columns.x]\nkind = "number"\nrange = [-6, 6]\n'
+    (tmp_path / "s.toml").write_text(text + ("" if missing is None else f"missing = {missing}\n"))
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=200).clip(-5, 5)})
+    frame["died"] = np.where(frame["x"] > 0, "yes", "no")
+    run = fedstill.run("fedavg", data=frame, schema_file=str(tmp_path / "s.toml"), out=tmp_path / "run", **LINEAR)  # type: ignore[arg-type]
+    (tmp_path / "new.csv").write_text("x\n1.5\n\n-1.5\n0.2\n")
+    if missing is None:
+        with pytest.raises(InputError, match="'x'"):
+            fedstill.predict(run, tmp_path / "new.csv")
+        return
+    found = fedstill.predict(run, tmp_path / "new.csv", keep=["x"])
+    assert len(found.predicted) == 4 and found.columns["x"] == ["1.5", None, "-1.5", "0.2"]
+    (tmp_path / "quoted.csv").write_text('x\n1.5\n""\n-1.5\n0.2\n')
+    quoted = fedstill.predict(run, tmp_path / "quoted.csv")
+    np.testing.assert_array_equal(found.probabilities, quoted.probabilities)  # type: ignore[arg-type]
+
+
+def test_a_picture_is_said_to_be_cropped_where_the_run_has_a_size_too(
+    pictures: tuple[RunRecord, Path], tmp_path: Path
+) -> None:
+    _, place = pictures
+    task: dict[str, Any] = {"model": "linear", "clients": 2, "rounds": 1, "workers": 0, "size": 8}
+    run = fedstill.run("fedavg", data=str(place), out=tmp_path / "run", **task)
+    Image.new("L", (16, 8), 90).save(tmp_path / "wide.png")
+    assert fedstill.predict(run, tmp_path / "wide.png").told == ("1 of 1 pictures were cropped and resized to 8 x 8",)
+    clear = Image.new("LA", (8, 8), (90, 0))
+    clear.save(tmp_path / "clear.png")
+    assert fedstill.predict(run, tmp_path / "clear.png").told == (
+        "1 of 1 pictures were made opaque, gray or RGB, of 8 bits",
+    )
+    Image.fromarray(np.arange(64, dtype=np.int32).reshape(8, 8)).save(tmp_path / "dark.tif")
+    with pytest.raises(InputError, match="32 bits a pixel and values up to 63, which may be meant as 8 bits or as 16"):
+        fedstill.predict(run, tmp_path / "dark.tif")

@@ -15,14 +15,24 @@ from jaxtyping import Int64
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedstill.base.errors import Diverged
 from fedstill.base.records import Records, Trainable
 from fedstill.base.weights import content_digest
 
+NONE = -1
+"""Predicted class of a record whose largest logit is no finite number, as of a model that diverged."""
+
 
 def predictions(model: nn.Module, records: Trainable, batch_size: int = 256) -> Int64[Tensor, " n"]:
-    """The class with the largest logit (the first of equals) for each record, in order; on the model's device."""
-    batches = outputs(model, records, batch_size, of=lambda x: model(x).argmax(1))
+    """The class with the largest logit (the first of equals) for each record, or `NONE`; on the model's device."""
+    batches = outputs(model, records, batch_size, of=lambda x: _classes(model(x)))
     return torch.cat(batches) if batches else records.labels.new_empty(0, dtype=torch.int64)
+
+
+def _classes(logits: Tensor) -> Int64[Tensor, "..."]:
+    """The place of the largest logit along the last axis, or `NONE`."""
+    largest, places = logits.max(-1)
+    return torch.where(largest.isfinite(), places, NONE)
 
 
 def outputs(
@@ -50,7 +60,7 @@ def evaluate(model: nn.Module, records: Trainable, batch_size: int = 256) -> flo
 
 def accuracies(stacked: nn.Module, records: Trainable, batch_size: int = 256) -> list[float]:
     """Accuracies of k networks in one pass; ``stacked`` returns the logits of all, ``(n, k, classes)``."""
-    batches = outputs(stacked, records, batch_size, of=lambda x: stacked(x).argmax(2))
+    batches = outputs(stacked, records, batch_size, of=lambda x: _classes(stacked(x)))
     return _shares_right(torch.cat(batches) if batches else records.labels[:, None], records)
 
 
@@ -63,10 +73,24 @@ def _shares_right(predicted: Int64[Tensor, "n k"], records: Trainable) -> list[f
 
 
 def confusion(model: nn.Module, records: Records, batch_size: int = 256) -> Int64[Tensor, "classes classes"]:
-    """Number of records of each class (row) predicted as each class (column), ``(num_classes, num_classes)``."""
+    """Number of records of each class (row) predicted as each class (column), ``(num_classes, num_classes)``.
+
+    A record without a prediction counts for the class after its own, which is wrong.
+    """
     predicted = predictions(model, records, batch_size)
-    cells = records.labels.to(predicted.device) * records.num_classes + predicted
+    labels = records.labels.to(predicted.device)
+    predicted = torch.where(predicted == NONE, (labels + 1) % records.num_classes, predicted)
+    cells = labels * records.num_classes + predicted
     return torch.bincount(cells, minlength=records.num_classes**2).view(records.num_classes, records.num_classes)
+
+
+def _check_finite(known: Tensor) -> None:
+    """Refuse a model that has no prediction for some records: no accuracy or error is its."""
+    if wrong := int((~known).sum()):
+        raise Diverged(
+            f"the model's outputs for {wrong:,} of {len(known):,} evaluated records are no finite numbers, as it "
+            "diverged; use a smaller learning rate"
+        )
 
 
 Cells = list[list[int]]
@@ -128,11 +152,16 @@ class LastConfusion:
         self.losses = {}
 
     def _measured(self, model: nn.Module) -> tuple[Int64[Tensor, "classes classes"], float]:
-        """The confusion matrix and the loss, of one pass."""
+        """The confusion matrix and the loss, of one pass.
+
+        Raises:
+            Diverged: the outputs of a record are no finite numbers.
+        """
         records, number = self._records, self._records.num_classes
         logits = torch.cat([*outputs(model, records), torch.empty(0, number, device=device_of(model, records))])
-        labels = records.labels.to(logits.device)
-        table = torch.bincount(labels * number + logits.argmax(1), minlength=number**2).view(number, number)
+        labels, predicted = records.labels.to(logits.device), _classes(logits)
+        _check_finite(predicted != NONE)
+        table = torch.bincount(labels * number + predicted, minlength=number**2).view(number, number)
         return table, float(nn.functional.cross_entropy(logits.double(), labels)) if len(labels) else math.nan
 
 
@@ -255,11 +284,14 @@ def numbers(
 
     Raises:
         ValueError: there are no records.
+        Diverged: the output of a record is no finite number.
     """
     if len(records) == 0:
         raise ValueError("there are 0 records to evaluate on; an error needs at least 1")
     assert records.targets is not None, "records of classes have no numbers"
-    said = torch.cat(outputs(model, records, of=lambda x: model(x)[:, 0])).double().cpu().numpy()
+    found = torch.cat(outputs(model, records, of=lambda x: model(x)[:, 0])).double()
+    _check_finite(found.isfinite())
+    said = found.cpu().numpy()
     return Numbers(in_unit(records.targets.cpu().numpy(), bounds), in_unit(said, bounds), persons)
 
 

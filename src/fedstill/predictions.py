@@ -1,5 +1,6 @@
 """A finished model's predictions of records of which nobody has told the class."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -120,8 +121,6 @@ def predict(
         raise ValueError(f"keep is {', '.join(keep)}, but {str(place)!r} is no table; leave it out")
     else:
         outputs, columns, told = _of_pictures(found, place, size)
-    if not (finite := np.isfinite(outputs).reshape(len(outputs), -1).all(1)).all():
-        raise ValueError(f"the outputs of record {int((~finite).argmax())} are no numbers; train at a lower rate")
     if found.target is not None:
         return Predictions(found.class_names, outputs, None, columns, told)
     chosen = decide(outputs, sign, None if threshold is None else float(threshold))
@@ -183,18 +182,13 @@ def _of_pictures(model: Trained, place: Path, size: int | None) -> Found:
     side = size or model.side
     given = Pictures.below(place)
     pixels = given.pixels(shape[0] if shape else None, side)
-    found, changed = [], 0
+    found, changed = [], Counter[str]()
     while some := [*islice(pixels, _AT_A_TIME)]:
-        changed += sum(is_other for _, is_other in some)
+        changed.update(words for _, done in some for words in done)
         images = torch.from_numpy(np.stack([one for one, _ in some]))
         if model.features is not None and model.backbone(tuple(images.shape[1:])).takes == "texts":
             raise ValueError(of_rows)
         found.append(_outputs(model, images))
-    told = (given.unread,) if given.unread else ()
-    if changed and size is None:
-        told = (
-            f"{changed:,} of {len(given.files):,} pictures were cropped and resized to {side} x {side} or converted to "
-            "8 bits, as the run's are",
-            *told,
-        )
-    return np.concatenate(found), {"file": [str(file) for file in given.files]}, told
+    of_all = f"of {len(given.files):,} pictures"
+    told = [*(f"{number:,} {of_all} {words}" for words, number in sorted(changed.items())), given.unread]
+    return np.concatenate(found), {"file": [str(file) for file in given.files]}, tuple(filter(None, told))

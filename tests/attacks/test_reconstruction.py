@@ -16,11 +16,12 @@ from fedstill.attacks.reconstruction import (
     closest_psnr,
     labels_of,
 )
+from fedstill.base.errors import Diverged
 from fedstill.base.records import Normalisation, Records
 from fedstill.base.seeds import isolated, stream
 from fedstill.data.sources import DataSet
 from fedstill.protocol import state
-from fedstill.train.sgd import SGD, Diverged
+from fedstill.train.sgd import SGD
 
 SMOOTH = "convnet:width=16,depth=2,activation=swish,norm=none,pooling=none"
 ATTACK = GradientInversion(steps=400)

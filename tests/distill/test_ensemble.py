@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedstill.base.errors import Diverged
 from fedstill.base.records import Examples, Normalisation, Records
 from fedstill.base.seeds import isolated, stream
 from fedstill.distill.ensemble import Distillation, Ensemble
-from fedstill.train.sgd import Diverged
 
 N, CLASSES = 12, 3
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedstill import models
+from fedstill.base.errors import Diverged
 from fedstill.base.records import Normalisation, Records
 from fedstill.base.seeds import isolated, stream
 from fedstill.distill.ensemble import distillation_loss
@@ -28,7 +29,7 @@ from fedstill.distill.teachers import Teachers
 from fedstill.evaluation import evaluate
 from fedstill.models.generator import DAFLGenerator, Generator, UpsampledConv
 from fedstill.protocol import load
-from fedstill.train.sgd import SGD, Diverged
+from fedstill.train.sgd import SGD
 
 SHAPE, CLASSES = (1, 8, 8), 3
 LIKE = Records(torch.empty(0, *SHAPE, dtype=torch.uint8), torch.empty(0).long(), CLASSES, Normalisation((0.4,), (0.2,)))

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedstill import models
+from fedstill.base.errors import Diverged
 from fedstill.base.records import Normalisation, Records
 from fedstill.base.seeds import isolated, stream
 from fedstill.distill.inversion import Inversion, competition, reversed_competition, total_variation
 from fedstill.distill.teachers import Teachers
-from fedstill.train.sgd import Diverged
 
 SHAPE, CLASSES = (2, 8, 8), 3
 LIKE = Records(

@@ -294,8 +294,8 @@ def test_what_is_not_a_number_lowers_no_noise() -> None:
 def test_an_adaptation_that_fails_says_nothing(
     digits: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from fedstill.base.errors import Diverged
     from fedstill.methods.fedrd_records import FedRDRecords
-    from fedstill.train.sgd import Diverged
 
     failed = []
 

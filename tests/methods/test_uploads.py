@@ -27,6 +27,7 @@ from small import (
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
+from fedstill.base.errors import Diverged
 from fedstill.base.records import Examples, Records
 from fedstill.cli import flags
 from fedstill.data.sources import DataSet
@@ -45,7 +46,7 @@ from fedstill.methods.dense import Dense
 from fedstill.methods.feddf import FedDF
 from fedstill.protocol import Method, Step, load, state, wire
 from fedstill.train.augment import VIEWS
-from fedstill.train.sgd import SGD, Diverged
+from fedstill.train.sgd import SGD
 
 LOCAL = SGD(lr=0.05, batch_size=32)
 KINDS = ("convnet:width=8,depth=2", "convnet:width=4,depth=1")

@@ -14,7 +14,7 @@ from report_pages import write_run
 
 import fedstill
 from fedstill.cli import main
-from fedstill.report import export, tables
+from fedstill.report import export, spending, tables
 from fedstill.report.groups import Row, group
 from fedstill.report.record import read_run
 from fedstill.runs.folder import RunFolder
@@ -52,7 +52,7 @@ def test_a_run_whose_settings_were_chosen_is_no_seed_of_one_with_given_ones(swep
     final = swept / "final" / "fedavg" / "seed-0"
     given = fedstill.run("fedavg", **SMALL, seed=1, local={"lr": 0.3}, out=tmp_path / "given", progress=False)
     chosen, plain = sorted(rows(final, given.folder), key=lambda row: "tuned" not in row.settings)
-    assert chosen.settings["tuned"] == "2 tries" and "local.lr" not in chosen.settings
+    assert chosen.settings["tuned"].startswith("2 tries (") and "local.lr" not in chosen.settings
     assert plain.settings["local.lr"] == 0.3 and len(chosen.runs) == len(plain.runs) == 1
     (said,) = [text for text in export.told([read_run(final)]) if "chosen" in text]
     assert "chosen by accuracy on validation records (10 % of the training records) in 2 tries: local.lr 0.3" in said
@@ -197,3 +197,96 @@ def test_settings_that_differ_late_have_names_of_their_own(tmp_path: Path) -> No
     assert {row.name for row in task.rows} == {
         f"fedavg (local.lr {rate})" for rate in ("0.1234567", "0.1234568", "0.3")
     }
+
+
+def test_runs_that_were_tuned_otherwise_are_no_seeds_of_each_other(tmp_path: Path) -> None:
+    """Other tries, another measure or other validation records are another row, and none is left out as a copy."""
+    task: dict[str, Any] = {**SMALL, "tune": True, "progress": False}
+    runs = [
+        fedstill.run("fedavg", **task, local={"lr": 0.0001}, seed=0, out=tmp_path / "a"),
+        fedstill.run("fedavg", **task, local={"lr": 0.1}, seed=1, validation=0.5, measure="auc", out=tmp_path / "b"),
+        fedstill.run("fedavg", **task, local={"lr": 0.1}, seed=0, out=tmp_path / "c"),
+        fedstill.run("fedavg", **task, local={"lr": 0.1}, seed=1, out=tmp_path / "d"),
+    ]
+    (found,) = group(runs)
+    assert sorted([run.folder.name for run in row.runs] for row in found.rows) == [["a"], ["b"], ["c", "d"]]
+    assert not found.left_out
+    words = {row.settings["tuned"].partition(" by ")[2] for row in found.rows}
+    assert words == {"accuracy on 10 % of the training records", "auc on 50 % of the training records"}
+
+
+def test_a_measure_that_a_seed_lacks_has_no_mean_and_ranks_no_row_first(tmp_path: Path) -> None:
+    places = []
+    for label, values in {"a": (None, 0.9, None), "b": (0.2, 0.3, 0.4)}.items():
+        for seed, value in enumerate(values):
+            place = write_run(tmp_path / f"{label}{seed}", label=label, method="fedavg", seed=seed)
+            places.append(changed(place, "summary.json", measure={"name": "precision", "value": value}))
+    records = [read_run(place) for place in places]
+    (task,) = group(records)
+    assert [row.label for row in task.rows] == ["b", "a"]
+    assert [line["measured"] for line in tables.rows(records)] == [pytest.approx(0.3), None]
+    place = tables.headings(task).index("precision")
+    assert [line[place] for line in tables.cells(task)] == ["0.3 ± 0.1", "–"]
+    words = "a: precision has no value with 2 of 3 seeds, so that no mean over seeds is shown, as the records or"
+    assert any(one.startswith(words) for one in tables.remarks(task))
+    assert not any("has no value" in one for one in export.told(records[3:]))
+
+
+ONCE: dict[str, Any] = {**{k: v for k, v in SMALL.items() if k != "rounds"}, "noise": "entropy", "progress": False}
+
+
+def test_one_draw_of_noise_is_one_seed_also_by_its_replies(tmp_path: Path) -> None:
+    private: dict[str, Any] = {**ONCE, "public": "noise=100", "epsilon": 1.0}
+    first = fedstill.run("afl", **private, extractor={"pretrain": "none"}, out=tmp_path / "first")
+    again = fedstill.run("afl", replies=first, workers=0, out=tmp_path / "again", progress=False)
+    other = fedstill.run("afl", **private, extractor={"pretrain": "none"}, out=tmp_path / "other")
+    (task,) = group([first, again, other])
+    assert [len(row.runs) for row in task.rows] == [2] and [one.folder for one in task.left_out] == [again.folder]
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two finished runs with real noise, and one that was ended in its third round."""
+
+    class Ends(fedstill.Watcher):
+        def logged(self, *_: Any, **__: Any) -> None:
+            if (released := place / "c" / "journal" / "spent.jsonl").exists():
+                if len(released.read_text().splitlines()) >= 4:
+                    raise KeyboardInterrupt
+
+    place = tmp_path_factory.mktemp("begun")
+    for seed, name in enumerate("ab"):
+        fedstill.run("dp-fedavg", **ONCE, rounds=1, seed=seed, out=place / name)
+    with pytest.raises(KeyboardInterrupt):
+        fedstill.run("dp-fedavg", **ONCE, watcher=Ends(), rounds=10, seed=2, out=place / "c")
+    return place
+
+
+def test_what_an_interrupted_run_has_released_is_in_the_sum(begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    finished = [read_run(begun / name) for name in "ab"]
+    of_two = sum(run.guarantee.epsilon or 0.0 for run in finished)
+    for words in (["runs", str(begun)], ["runs", "compare", *(str(begun / name) for name in "abc")]):
+        main(words)
+        said = " ".join(capsys.readouterr().out.split())
+        assert "Whoever sees all 3 runs of these records (1 unfinished, by the releases so far) has" in said
+        total = float(said.partition("an epsilon of up to ")[2].split()[0])
+        one = finished[0].guarantee.epsilon or 0.0
+        assert of_two < total < of_two + one  # that of its ten rounds
+    assert any("all 2 runs of these records has an epsilon" in one for one in spending.sums(finished))
+
+
+def test_a_choice_among_private_tries_is_said_wherever_epsilon_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = {key: value for key, value in ONCE.items() if key not in ("workers", "progress")}
+    plan = {**task, "methods": {"dp-fedavg": {"rounds": 1, "try": {"local.lr": [0.01, 0.1]}}}}
+    fedstill.sweep(plan, out=tmp_path / "sw", final=True, parallel=1, progress=False)
+    final = tmp_path / "sw" / "final" / "dp-fedavg" / "seed-0"
+    words = "The epsilon of dp-fedavg does not count that its settings are the best of 2 tries."
+    main(["privacy", str(final)])
+    assert words in " ".join(capsys.readouterr().out.split())
+    assert words in spending.numbers(final)["remarks"]
+    main(["report", str(final), "--out", str(tmp_path / "r"), "--json"])
+    assert words in capsys.readouterr().out and words in (tmp_path / "r" / "report.html").read_text()
+    fedstill.publish(final, tmp_path / "published")
+    assert words in " ".join((tmp_path / "published" / "README.md").read_text().split())

@@ -7,8 +7,9 @@ from small_training import flat, new_model, shuffled, small_records, stream
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fedstill.base.errors import Diverged
 from fedstill.base.seeds import isolated
-from fedstill.train.sgd import Adam, Diverged
+from fedstill.train.sgd import Adam
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])

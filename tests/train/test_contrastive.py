@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from fedstill import models
 from fedstill.base import files
+from fedstill.base.errors import Diverged
 from fedstill.base.records import Normalisation, Records
 from fedstill.base.seeds import isolated, stream
 from fedstill.data.sources import DataSet
 from fedstill.train import contrastive
 from fedstill.train.augment import Views
 from fedstill.train.contrastive import SimCLR, fingerprint, knn_accuracy, nt_xent
-from fedstill.train.sgd import Diverged
 
 SMALL = SimCLR(epochs=3, batch_size=16, projection=(8, 4), lr=0.01)
 STILL = Views(scale=(1, 1), ratio=(1, 1), flip=0, jitter=0, gray=0)

@@ -9,11 +9,12 @@ from small_training import flat, new_model, shuffled, small_records, stream
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fedstill.base.errors import Diverged
 from fedstill.base.records import Normalisation, Records
 from fedstill.base.seeds import isolated
 from fedstill.evaluation import accuracies, confusion, evaluate, predictions
 from fedstill.train import sgd
-from fedstill.train.sgd import SGD, Adam, Diverged, ball_constraint, control_variates, proximal
+from fedstill.train.sgd import SGD, Adam, ball_constraint, control_variates, proximal
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -22,12 +22,13 @@ from torch.nn.functional import cross_entropy
 
 from fedstill.attacks.images import nearest
 from fedstill.attacks.labels import counts_of, last_layer, shares_of_update, single_label
+from fedstill.base.errors import Diverged
 from fedstill.base.records import Records
 from fedstill.base.settings import Settings
 from fedstill.distill.inversion import total_variation
 from fedstill.distill.pool import adam_step, to_bytes
 from fedstill.evaluation import mode_of
-from fedstill.train.sgd import Diverged, adam_of
+from fedstill.train.sgd import adam_of
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,10 @@ class Changed(InputError):
     """
 
 
+class Diverged(FedstillError, ValueError):
+    """A training left weights, or a model gives outputs, that are not finite."""
+
+
 def front_door(function: Callable[P, R]) -> Callable[P, R]:
     """Let ``function`` raise `InputError` in place of a plain ``ValueError`` that fedstill's own code raises.
 

@@ -146,7 +146,7 @@ def list_runs(words: list[str], chosen: "Listing") -> None:
 
 def _sums(entries: "Sequence[Listed]") -> list[str]:
     """The sums of the epsilons of runs on the same records, of which a list shows each."""
-    real = [one.folder for one in entries if one.guarantee and one.guarantee.holds and not one.guarantee.simulated]
+    real = [one.folder for one in entries if _may_add(one)]
     if len(real) < 2:
         return []
     from fedstill.report import spending
@@ -155,8 +155,18 @@ def _sums(entries: "Sequence[Listed]") -> list[str]:
     records = []
     for folder in real:
         with suppress(ValueError):  # a damaged one is in the list all the same
-            records.append(read_run(folder))
+            records.append(read_run(folder, unfinished=True))
     return spending.sums(records)
+
+
+def _may_add(entry: "Listed") -> bool:
+    """Whether a run has a guarantee with real noise, or has not finished and has released something."""
+    if entry.guarantee is not None:
+        return entry.guarantee.holds and not entry.guarantee.simulated
+    from fedstill.runs.folder import RunFolder
+    from fedstill.runs.journal import JournalFiles
+
+    return JournalFiles(RunFolder(entry.folder).journal).spent.exists()
 
 
 def _as_json(entry: "Listed") -> dict[str, object]:

@@ -5,6 +5,7 @@ import io
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ Its value is empty, or the name of the first such file if the table has rows of 
 """
 
 
-def read_csv(path: Path, *, as_text: bool, fewest: int = 2) -> "pa.Table":
+def read_csv(path: Path, *, as_text: bool, fewest: int = 2, gaps: bool = False) -> "pa.Table":
     """The rows of a CSV file: UTF-8 with or without a mark, separated by commas, semicolons, tabs or bars.
 
     A column of numbers of which one begins with a needless zero, as ``010``, has texts: they are codes.
@@ -46,6 +47,7 @@ def read_csv(path: Path, *, as_text: bool, fewest: int = 2) -> "pa.Table":
         path: the file.
         as_text: whether all values stay texts, for a schema; otherwise types are found, and gaps are null.
         fewest: least number of columns.
+        gaps: whether an empty line of a file with one column is a gap; otherwise empty lines are left out.
 
     Raises:
         ValueError: it is no UTF-8, has no separator, two columns of one name, a row of another length, or numbers
@@ -75,22 +77,23 @@ def read_csv(path: Path, *, as_text: bool, fewest: int = 2) -> "pa.Table":
             "double those within"
         ) from error
     names, content = _names(header, path), _native(text.encode())
+    parsed = partial(_parsed, content, path, separator, gaps=gaps and len(header) == 1)
     all_texts = dict.fromkeys(header, pa.string())
     if as_text:
-        texts = _parsed(content, path, separator, column_types=all_texts, null_values=[""])
+        texts = parsed(column_types=all_texts, null_values=[""])
         found = _named(texts, names, path)
         if separator != "," or '"' in text:  # a comma within a cell needs one of them
             commas, _, all_unclear = _signs(texts)
             if all_unclear and (commas or separator != ","):
                 return found.replace_schema_metadata({UNCLEAR: b""})
         return found
-    texts = _parsed(content, path, separator, column_types=all_texts) if separator == ";" else None
-    table = _parsed(content, path, separator, decimal_point="." if texts is None else _decimal_sign(texts, path))
+    texts = parsed(column_types=all_texts) if separator == ";" else None
+    table = parsed(decimal_point="." if texts is None else _decimal_sign(texts, path))
     if separator in "\t|" and _may_have_thousands(table):
-        texts = _parsed(content, path, separator, column_types=all_texts)
+        texts = parsed(column_types=all_texts)
         _check_points(texts, path)
     if _may_have_codes(content, separator, table):
-        table = _with_codes(table, texts or _parsed(content, path, separator, column_types=all_texts))
+        table = _with_codes(table, texts or parsed(column_types=all_texts))
     return _named(table, names, path)
 
 
@@ -118,8 +121,8 @@ def _may_have_codes(content: "pa.Buffer", separator: str, table: "pa.Table") -> 
     return any((most := pc.max(pc.abs(column)).as_py()) is not None and most >= 2.0**59 for column in floats)
 
 
-def _parsed(content: "pa.Buffer", path: Path, separator: str, **options: Any) -> "pa.Table":
-    """What Arrow reads of a file's content."""
+def _parsed(content: "pa.Buffer", path: Path, separator: str, *, gaps: bool = False, **options: Any) -> "pa.Table":
+    """What Arrow reads of a file's content; ``gaps``: whether an empty line is one."""
     import pyarrow as pa
     from pyarrow import csv as arrow
 
@@ -127,7 +130,7 @@ def _parsed(content: "pa.Buffer", path: Path, separator: str, **options: Any) ->
         return arrow.read_csv(
             pa.BufferReader(content),
             read_options=arrow.ReadOptions(block_size=_BLOCK),
-            parse_options=arrow.ParseOptions(delimiter=separator, newlines_in_values=True),
+            parse_options=arrow.ParseOptions(delimiter=separator, newlines_in_values=True, ignore_empty_lines=not gaps),
             convert_options=arrow.ConvertOptions(
                 **{"null_values": list(_NULLS), "strings_can_be_null": True, **options},
             ),

@@ -180,7 +180,7 @@ def fitted(image: "Image", size: int, name: str) -> NDArray[np.uint8]:
         name: words for the picture, for error messages.
 
     Raises:
-        ValueError: the picture has real-valued pixels, or more than 16 bits.
+        ValueError: the picture has real-valued pixels, values of more than 16 bits, or of 8 bits in 32.
     """
     from PIL import Image, ImageOps
 
@@ -192,6 +192,11 @@ def fitted(image: "Image", size: int, name: str) -> NDArray[np.uint8]:
             raise ValueError(
                 f"{name} has values from {wide.min():.0f} to {wide.max():.0f}, but 16 bits go from 0 to 65535; save it "
                 "with 16 or 8 bits"
+            )
+        if image.mode == "I" and 0 < wide.max() < 256:
+            raise ValueError(
+                f"{name} has 32 bits a pixel and values up to {wide.max():.0f}, which may be meant as 8 bits or as 16; "
+                "save it with these"
             )
         image = Image.fromarray(wide)
     elif image.mode == "F":

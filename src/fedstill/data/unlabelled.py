@@ -36,7 +36,7 @@ def rows(path: Path, *, as_text: bool) -> "pa.Table":
     from pyarrow import parquet
 
     if path.suffix.lower() in walk.CSV:
-        table = read_csv(path, as_text=as_text, fewest=1)
+        table = read_csv(path, as_text=as_text, fewest=1, gaps=True)
     else:
         try:
             table = parquet.read_table(path, partitioning=None)
@@ -90,8 +90,8 @@ class Pictures(NamedTuple):
             raise ValueError(f"{str(path)!r} has pictures and tables ({walk.some(tables)}); give one of the two")
         return cls(path, found.pictures, found.unread)
 
-    def pixels(self, channels: int | None, side: int | None) -> Iterator[tuple[NDArray[np.uint8], bool]]:
-        """Each picture as uint8 ``(c, h, w)``, and whether it was cropped and resized, or converted to 8 bits.
+    def pixels(self, channels: int | None, side: int | None) -> Iterator[tuple[NDArray[np.uint8], list[str]]]:
+        """Each picture as uint8 ``(c, h, w)``, and what was done to it, in words.
 
         Args:
             channels: 1 or 3; None for those of the first picture.
@@ -104,16 +104,17 @@ class Pictures(NamedTuple):
         shape: tuple[int, ...] = ()
         for file in self.files:
             name = f"the picture {str(self.root / file)!r}"
-            image = pictures.opened(self.root / file, name)
+            image, done = pictures.opened(self.root / file, name), list[str]()
             try:
                 found = pictures.exact(image, name)
-                as_it_is = side is None or found.shape[:2] == (side, side)
             except ValueError:
                 if side is None:
                     raise
-                as_it_is = False
-            if not as_it_is:
-                found = pictures.fitted(image, side or 1, name)
+                done.append("were made opaque, gray or RGB, of 8 bits")
+            if side is not None and image.size != (side, side):
+                done.append(f"were cropped and resized to {side} x {side}")
+            if side is not None and done:
+                found = pictures.fitted(image, side, name)
             channels = channels or found.shape[2]
             if channels == 1 and (found != found[:, :, :1]).any():
                 raise ValueError(f"{name} is in colour, but the model takes gray pictures; convert it")
@@ -122,4 +123,4 @@ class Pictures(NamedTuple):
             if found.shape != shape:
                 wanted, own = (f"{height} x {width}" for height, width, _ in (shape, found.shape))
                 raise ValueError(f"{name} has height x width {own}, the first picture {wanted}; give all one size")
-            yield found.transpose(2, 0, 1), not as_it_is
+            yield found.transpose(2, 0, 1), done

@@ -9,8 +9,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, interpolate
 
+from fedstill.base.errors import Diverged
 from fedstill.base.records import Examples, Records
-from fedstill.train.sgd import Diverged, lower_rate, moments
+from fedstill.train.sgd import lower_rate, moments
 
 
 def to_bytes(pixels: Float[Tensor, "n c h w"], lr: float) -> Tensor:

@@ -127,7 +127,8 @@ class Trained(nn.Module):
                 the model's `columns`, or turned into them by its `schema`; others are left out.
 
         Raises:
-            InputError: as `forward`; or a column is missing, a value is not finite, or the model predicts a number.
+            InputError: as `forward`; or a column is missing, a value or an output is not finite, or the model predicts
+                a number.
         """
         if self.target is not None:
             raise ValueError(f"the model predicts a number, {self.class_names[0]!r}, which has no classes; use predict")
@@ -164,7 +165,11 @@ class Trained(nn.Module):
                     "table with its columns, or the vectors that the schema makes of it"
                 )
         with torch.no_grad():
-            return torch.cat([self(records[at : at + _BATCH]) for at in range(0, max(len(records), 1), _BATCH)])
+            made = torch.cat([self(records[at : at + _BATCH]) for at in range(0, max(len(records), 1), _BATCH)])
+        if len(made) and not (known := made.amax(1).isfinite()).all():
+            at = int((~known).int().argmax())
+            raise ValueError(f"the model's outputs for record {at} are no finite numbers; train it at a lower rate")
+        return made
 
     def _rows(self, table: "pa.Table") -> NDArray[np.float32] | NDArray[np.float64]:
         """The vectors of a table's rows, by the model's schema or the names of its columns."""

@@ -23,6 +23,7 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from typing_extensions import override
 
+from fedstill.base.errors import Diverged
 from fedstill.base.settings import Epsilon
 from fedstill.methods.averaging import check_any_number
 from fedstill.methods.parts.class_weights import ClassWeighted, client_loss
@@ -30,7 +31,7 @@ from fedstill.privacy.accounting import release_noise
 from fedstill.privacy.integer_sums import LEAST_STEPS, MOST_STEPS, IntegerUpdate
 from fedstill.privacy.sum_ranges import check_length
 from fedstill.protocol import Client, Federation, Method, Parameters, Reply, Summed, load, parameters, step
-from fedstill.train.sgd import SGD, Diverged
+from fedstill.train.sgd import SGD
 
 
 class Change(Reply):

@@ -20,6 +20,7 @@ from torch.nn.functional import cross_entropy
 from typing_extensions import override
 
 from fedstill import models
+from fedstill.base.errors import Diverged
 from fedstill.distill.public_map import PublicFeatures
 from fedstill.methods.parts import gaussians
 from fedstill.methods.parts.feature_sums import add_up
@@ -27,7 +28,7 @@ from fedstill.methods.parts.moments import MomentSums, Sums, release_moments, si
 from fedstill.methods.parts.on_features import public_features
 from fedstill.privacy.logistic import extend
 from fedstill.protocol import Client, Federation, Method, Reply, load, own_part, state, step
-from fedstill.train.sgd import SGD, Diverged
+from fedstill.train.sgd import SGD
 
 Means = Float32[Tensor, "classes dims"]
 

@@ -17,6 +17,7 @@ from pydantic import PositiveInt
 from torch import nn
 from typing_extensions import override
 
+from fedstill.base.errors import Diverged
 from fedstill.distill.embedding import ImageFitting, embed
 from fedstill.methods.fedrd import pictures, projected, train_projection
 from fedstill.methods.parts.feature_sums import (
@@ -30,7 +31,7 @@ from fedstill.methods.parts.feature_sums import (
 )
 from fedstill.models.projected import Projected
 from fedstill.protocol import Client, Federation, Method, Reply, Shared, own_part, shared_part, step
-from fedstill.train.sgd import Adam, Diverged
+from fedstill.train.sgd import Adam
 
 
 class Personalised(Reply):

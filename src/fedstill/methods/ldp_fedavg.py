@@ -22,12 +22,13 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from typing_extensions import override
 
+from fedstill.base.errors import Diverged
 from fedstill.methods.averaging import check_any_number, weighted_mean
 from fedstill.methods.parts.class_weights import ClassWeighted, client_loss
 from fedstill.privacy.accounting import published_noise, release_noise
 from fedstill.privacy.mechanisms import ClippedUpdate
 from fedstill.protocol import Change, Client, Federation, Method, Parameters, Released, Reply, load, parameters, step
-from fedstill.train.sgd import SGD, Diverged
+from fedstill.train.sgd import SGD
 
 
 class NoisyUpdate(Reply):

@@ -213,6 +213,8 @@ def of_rows(rows: Sequence[tuple[str, Sequence[RunRecord]]]) -> list[str]:
         for run in seeds:
             for text in (*_of_predictions(run), *of_training(run)):
                 told[text] = told.get(text, 0) + 1
+        if text := _without_measure(some):
+            of_names.setdefault(text, []).append(name)
         for text, count in told.items():
             of_names.setdefault(text, []).append(
                 name if count == len(seeds) else f"{name} ({count} of {len(seeds)} seeds)"
@@ -221,6 +223,16 @@ def of_rows(rows: Sequence[tuple[str, Sequence[RunRecord]]]) -> list[str]:
         some_names = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
         found.append(f"{some_names}: {text}.")
     return found
+
+
+def _without_measure(runs: Sequence[RunRecord]) -> str:
+    """A sentence on the runs of a row whose measure has no value, so that there is no mean over seeds."""
+    asked = [found for run in runs if (found := run.get("measure"))]
+    lacking = sum(found["value"] is None for found in asked)
+    if not lacking:
+        return ""
+    which = "" if len(asked) == 1 else f" with {lacking} of {len(asked)} seeds, so that no mean over seeds is shown"
+    return f"{asked[0]['name']} has no value{which}, as the records or the predictions define none"
 
 
 def _of_records(run: RunRecord) -> list[str]:

@@ -187,8 +187,9 @@ class Row:
         return self.finished, -np.inf if score is None else score
 
     def measured(self, measure: str) -> float | None:
-        """The mean over seeds of the measure that the runs were asked to report first; None without it."""
-        return self.mean(lambda run: run.measured(measure))
+        """The mean over seeds of the measure that the runs were asked to report first; None if one lacks it."""
+        values = [run.measured(measure) for run in self.runs]
+        return None if None in values else self.mean(lambda run: run.measured(measure))
 
     def goodness(self, measure: str) -> tuple[bool, float]:
         """As `rank`, by a measure that all finished rows have."""
@@ -302,10 +303,14 @@ def _task(records: Sequence[RunRecord], apart: Sequence[str]) -> Group:
 
 
 def _draw(record: RunRecord) -> str:
-    """What tells a run from others of its seed: the noise, if no seed gives it, by its model; else nothing."""
+    """What tells a run from others of its seed: the noise, if no seed gives it, by its results; else nothing.
+
+    The lines of its rounds have seconds, by which a copy would differ.
+    """
     if record.config["experiment"].get("noise") != "entropy":
         return ""
-    return str(record.summary.get("files") or record.folder)
+    made = {name: digest for name, digest in record.summary.get("files", {}).items() if name != "metrics.jsonl"}
+    return str(made or record.folder)
 
 
 def _measure_of(rows: Sequence[Row]) -> str | None:
@@ -325,9 +330,16 @@ def facts(record: RunRecord) -> dict[str, Any]:
         _PUBLIC: public and str(public)[:8],
         _WITHOUT: sorted({refusal.client for refusal in record.refused if refusal.reason == WITHDRAWN}),
         _VERSION: record.summary.get("version"),
-        _TUNED: record.tries and f"{len(record.tries['tries'])} tries",
+        _TUNED: record.tries and _tuned(record.tries),
     }
     return {key: value for key, value in found.items() if value}
+
+
+def _tuned(tries: Mapping[str, Any]) -> str:
+    """How a run's settings were chosen: among which tries, by what, on which records."""
+    asked = tries["given"].get("method") or [one["settings"] for one in tries["tries"]]
+    tag = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:4]
+    return f"{len(tries['tries'])} tries ({tag}) by {tries['measure']} on {tries['records']}"
 
 
 def _shared(record: RunRecord) -> dict[str, Any]:

@@ -61,6 +61,8 @@ def _pixels(image: Image.Image, is_negative: bool, name: str) -> NDArray[np.uint
         wide = np.asarray(image).astype(np.float64)
         if wide.min() < 0 or wide.max() > 65535:
             raise ValueError(f"{name} has values from {wide.min():.0f} to {wide.max():.0f}; save it with 8 or 16 bits")
+        if image.mode == "I" and 0 < wide.max() < 256:
+            raise ValueError(f"{name} has values up to {wide.max():.0f} in 32 bits; save it with 8 or 16 bits")
         return np.rint((65535 - wide if is_negative else wide) / 257).astype(np.uint8)[:, :, None]
     if image.mode in _CLEAR or "transparency" in image.info:
         above = image.convert("RGBA")

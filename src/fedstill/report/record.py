@@ -38,9 +38,12 @@ def accuracy_words(mean: float | None, spread: float | None) -> str:
 
 
 def measure_words(values: Sequence[float | None]) -> str:
-    """Values of a measure over seeds as ``"0.711 ± 0.012"``, mean and sample standard deviation, or a dash."""
+    """Values of a measure over seeds as ``"0.711 ± 0.012"``, mean and sample standard deviation.
+
+    A dash where a seed has none: the mean of the others would be that of the seeds that went well.
+    """
     known = [value for value in values if value is not None]
-    if not known:
+    if not known or len(known) < len(values):
         return "–"
     return f"{np.mean(known):.4g}" + (f" ± {np.std(known, ddof=1):.2g}" if len(known) > 1 else "")
 

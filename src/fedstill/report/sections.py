@@ -100,6 +100,8 @@ def finding(task: Group, *, named: bool = True) -> str:
     text = f"On {task.words}, " if named else ""
     best = table[0]
     if task.measure not in (None, "accuracy"):
+        if best.measured(task.measure) is None:
+            return f"{text}{task.measure} has no value with all seeds of any method."
         value = measure_words([run.measured(task.measure) for run in best.runs])
         lead = f", the best of {_count(table)}" if len(table) > 1 else ""
         return f"{text}{best.name} has {task.measure} {value}{lead}, and an accuracy of {_accuracy(best)}."

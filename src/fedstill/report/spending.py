@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,8 @@ from fedstill.privacy.releases import UNITS, Pure, Unbounded, Unit
 from fedstill.report import guarantees
 from fedstill.report.record import RunRecord, read_run
 from fedstill.runs.folder import RunFolder
-from fedstill.runs.journal import Journal
+from fedstill.runs.journal import Journal, JournalFiles
+from fedstill.runs.live import spent_by_unit
 
 _MOST = 12
 """Maximum number of clients in the table, if their releases differ."""
@@ -75,7 +77,7 @@ def of_model(record: RunRecord) -> list[str]:
     No sentence has a number of private records, as that of the largest group.
     """
     alone = "Each epsilon is that of one run: whoever sees more made of the same records has learnt from each of them."
-    found = [alone] if _real([record]) else []
+    found = [*([alone] if _real([record]) else []), *_of_choice(record)]
     if not hides_numbers(record):
         return [*_group_of(record), *found]
     if (group := record.get("largest_group")) and not record.guarantee.group and record.guarantee.unit != "client":
@@ -96,9 +98,22 @@ def hides_numbers(record: RunRecord) -> bool:
 
 
 def _real(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """The runs whose guarantee has real noise."""
-    found = [r for r in records if guarantees.is_finite(r.guarantee) and not r.guarantee.simulated]
+    """The runs whose guarantee has real noise; unfinished ones with that of their releases so far."""
+    known = [record if record.finished else _so_far(record) for record in records]
+    found = [r for r in known if guarantees.is_finite(r.guarantee) and not r.guarantee.simulated]
     return [r for r in found if guarantee.is_spent(r.guarantee)]
+
+
+def _so_far(record: RunRecord) -> RunRecord:
+    """An unfinished run with the guarantee of what it has released with real noise, if anything."""
+    place = JournalFiles(RunFolder(record.folder).journal).spent
+    experiment = record.config["experiment"]
+    if experiment.get("noise") != "entropy" or not place.exists():
+        return record
+    for one in spent_by_unit(RunFolder(record.folder), place, experiment):
+        facts = (True, one.unit, None, one.epsilon, one.delta, None, None, "the releases so far")
+        return replace(record, guarantee=guarantee.Guarantee(*facts, simulated=False))
+    return record
 
 
 def _remarks(records: Sequence[RunRecord]) -> Iterator[str]:
@@ -119,11 +134,19 @@ def _remarks(records: Sequence[RunRecord]) -> Iterator[str]:
 def _beside(record: RunRecord) -> Iterator[str]:
     """What a run's number leaves open by itself: the largest group, and exact numbers of private records."""
     yield from _group_of(record)
+    yield from _of_choice(record)
     if _real([record]) and record.counts is not None and not record.get("known_data"):
         yield (
             "The records of each class at each client and the data's fingerprint are exact, and no guarantee covers "
             "them: do not hand on this page or the run's folder (fedstill publish writes files without them)."
         )
+
+
+def _of_choice(record: RunRecord) -> Iterator[str]:
+    """That the choice among tries, which had the same records, is in no epsilon."""
+    if record.tries and guarantees.is_finite(record.guarantee) and guarantee.is_spent(record.guarantee):
+        number = len(record.tries["tries"])
+        yield f"The epsilon of {record.label} does not count that its settings are the best of {number} tries."
 
 
 def _group_of(record: RunRecord) -> Iterator[str]:
@@ -162,9 +185,11 @@ def _together(real: Sequence[RunRecord]) -> Iterator[str]:
                 delta = sum(one.delta or 0.0 for one in counted)
                 of_delta = f" at delta {guarantees.round_up(delta)}" if delta else ""
                 per = f" per {unit}" if len({run.guarantee.unit for run in runs}) > 1 else ""
+                begun = sum(not run.finished for run in runs)
+                so_far = f" ({begun} unfinished, by the releases so far)" if begun else ""
                 yield (
-                    f"Each epsilon is that of one run. Whoever sees all {len(counted)} runs of these records has an "
-                    f"epsilon of up to {guarantees.round_up(epsilon)}{of_delta}{per}."
+                    f"Each epsilon is that of one run. Whoever sees all {len(counted)} runs of these records{so_far} "
+                    f"has an epsilon of up to {guarantees.round_up(epsilon)}{of_delta}{per}."
                 )
 
 

@@ -27,6 +27,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from fedstill import models
 from fedstill.base import files
+from fedstill.base.errors import Diverged
 from fedstill.base.records import Records
 from fedstill.base.seeds import derive, draw_seed, isolated, stream
 from fedstill.base.settings import Settings
@@ -35,7 +36,7 @@ from fedstill.evaluation import mode_of
 from fedstill.protocol import wire
 from fedstill.ticks import tick
 from fedstill.train.augment import Views
-from fedstill.train.sgd import Diverged, is_finite, lower_rate
+from fedstill.train.sgd import is_finite, lower_rate
 
 __all__ = ["SimCLR", "fingerprint", "knn_accuracy", "nt_xent"]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedstill.base.errors import FedstillError
+from fedstill.base.errors import Diverged
 from fedstill.base.records import Trainable, answers
 from fedstill.base.seeds import draw_seed, isolated
 from fedstill.base.settings import Rate, Settings
@@ -86,10 +86,6 @@ then no longer change (eval mode)."""
 
 _CACHED_BYTES = 256 * 2**20
 """Largest size of inputs that are normalised once a fit; larger ones are normalised batch by batch."""
-
-
-class Diverged(FedstillError, ValueError):
-    """Training left weights that are not finite."""
 
 
 def cross_entropy(output: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
+from fedstill.base.errors import Diverged
 from fedstill.distill.ensemble import Temperature, distillation_loss
 from fedstill.distill.pool import Pool
 from fedstill.distill.teachers import Average, Teachers
@@ -14,7 +15,7 @@ from fedstill.methods.parts.model_uploads import Models
 from fedstill.models.generator import quarter_of
 from fedstill.protocol import Federation, Records, Settings
 from fedstill.train.augment import VIEWS, View
-from fedstill.train.sgd import SGD, Diverged, Loss
+from fedstill.train.sgd import SGD, Loss
 
 _SHOWN = 10
 """Images of each class in the report."""
