@@ -15,7 +15,6 @@ from jaxtyping import Int64
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedstill.base.errors import Diverged
 from fedstill.base.records import Records, Trainable
 from fedstill.base.weights import content_digest
 
@@ -77,20 +76,15 @@ def confusion(model: nn.Module, records: Records, batch_size: int = 256) -> Int6
 
     A record without a prediction counts for the class after its own, which is wrong.
     """
-    predicted = predictions(model, records, batch_size)
-    labels = records.labels.to(predicted.device)
-    predicted = torch.where(predicted == NONE, (labels + 1) % records.num_classes, predicted)
+    labels, predicted = _counted(predictions(model, records, batch_size), records)
     cells = labels * records.num_classes + predicted
     return torch.bincount(cells, minlength=records.num_classes**2).view(records.num_classes, records.num_classes)
 
 
-def _check_finite(known: Tensor) -> None:
-    """Refuse a model that has no prediction for some records: no accuracy or error is its."""
-    if wrong := int((~known).sum()):
-        raise Diverged(
-            f"the model's outputs for {wrong:,} of {len(known):,} evaluated records are no finite numbers, as it "
-            "diverged; use a smaller learning rate"
-        )
+def _counted(predicted: Int64[Tensor, " n"], records: Records) -> tuple[Int64[Tensor, " n"], Int64[Tensor, " n"]]:
+    """The true classes, on the device of the predicted ones, and these with the class after its own for `NONE`."""
+    labels = records.labels.to(predicted.device)
+    return labels, torch.where(predicted == NONE, (labels + 1) % records.num_classes, predicted)
 
 
 Cells = list[list[int]]
@@ -118,7 +112,8 @@ def confusion_by_value(
     names, which = np.unique(values, return_inverse=True)
     if len(names) > MOST_VALUES:
         return None
-    pairs = np.stack((which, records.labels.numpy(), predictions(model, records).cpu().numpy()), 1)
+    labels, said = _counted(predictions(model, records).cpu(), records)
+    pairs = np.stack((which, labels.numpy(), said.numpy()), 1)
     found, counts = np.unique(pairs, axis=0, return_counts=True)
     cells: dict[str, Cells] = {str(name): [] for name in names}
     for (value, true, predicted), count in zip(found.tolist(), counts.tolist(), strict=True):
@@ -130,12 +125,14 @@ class LastConfusion:
     """`confusion` of models on the same records, computed anew only if the model or its weights are not the last's.
 
     Attributes:
+        unpredicted: records of the last table whose outputs are no finite numbers, and which count as wrong.
         losses: for the accuracy of each model since the last `forget`, the mean cross-entropy of its outputs in nats.
     """
 
     def __init__(self, records: Records) -> None:
         self._records = records
         self._last: tuple[weakref.ref[nn.Module], str, Tensor, float] | None = None
+        self.unpredicted = 0
         self.losses: dict[float, float] = {}
 
     def __call__(self, model: nn.Module) -> Int64[Tensor, "classes classes"]:
@@ -152,15 +149,12 @@ class LastConfusion:
         self.losses = {}
 
     def _measured(self, model: nn.Module) -> tuple[Int64[Tensor, "classes classes"], float]:
-        """The confusion matrix and the loss, of one pass.
-
-        Raises:
-            Diverged: the outputs of a record are no finite numbers.
-        """
+        """The confusion matrix and the loss, of one pass."""
         records, number = self._records, self._records.num_classes
         logits = torch.cat([*outputs(model, records), torch.empty(0, number, device=device_of(model, records))])
-        labels, predicted = records.labels.to(logits.device), _classes(logits)
-        _check_finite(predicted != NONE)
+        found = _classes(logits)
+        self.unpredicted = int((found == NONE).sum())
+        labels, predicted = _counted(found, records)
         table = torch.bincount(labels * number + predicted, minlength=number**2).view(number, number)
         return table, float(nn.functional.cross_entropy(logits.double(), labels)) if len(labels) else math.nan
 
@@ -231,11 +225,13 @@ class Numbers:
         true: the number of each record, ``(n,)``.
         predicted: the model's, ``(n,)``.
         persons: the person of each record, ``(n,)``, or None (`bootstrap`).
+        unpredicted: records whose outputs are no finite numbers; they have the end of the range that is farther off.
     """
 
     true: NDArray[np.float64]
     predicted: NDArray[np.float64]
     persons: NDArray[Any] | None = None
+    unpredicted: int = 0
 
     def measures(self) -> Measures:
         """Root mean squared error, mean absolute error, and the share of the variance that is explained (R squared).
@@ -284,15 +280,14 @@ def numbers(
 
     Raises:
         ValueError: there are no records.
-        Diverged: the output of a record is no finite number.
     """
     if len(records) == 0:
         raise ValueError("there are 0 records to evaluate on; an error needs at least 1")
     assert records.targets is not None, "records of classes have no numbers"
-    found = torch.cat(outputs(model, records, of=lambda x: model(x)[:, 0])).double()
-    _check_finite(found.isfinite())
-    said = found.cpu().numpy()
-    return Numbers(in_unit(records.targets.cpu().numpy(), bounds), in_unit(said, bounds), persons)
+    said = torch.cat(outputs(model, records, of=lambda x: model(x)[:, 0])).double().cpu().numpy()
+    true, unknown = records.targets.cpu().numpy(), ~np.isfinite(said)
+    said = np.where(unknown, np.where(true > 0, -1.0, 1.0), said)  # as wrong as can be
+    return Numbers(in_unit(true, bounds), in_unit(said, bounds), persons, int(unknown.sum()))
 
 
 @contextmanager

@@ -11,11 +11,19 @@ import torch
 from torch import nn
 
 import fedstill
-from fedstill.base.errors import Diverged
 from fedstill.base.records import AS_THEY_ARE, Records
 from fedstill.cli import main
 from fedstill.engines.client_evaluation import EvaluationResult
-from fedstill.evaluation import NONE, LastConfusion, accuracies, confusion, evaluate, numbers, predictions
+from fedstill.evaluation import (
+    NONE,
+    LastConfusion,
+    accuracies,
+    confusion,
+    confusion_by_value,
+    evaluate,
+    numbers,
+    predictions,
+)
 from fedstill.experiment.trained import Trained
 from fedstill.runs.folder import RunFolder
 
@@ -48,12 +56,25 @@ def test_a_record_without_finite_outputs_is_predicted_wrongly(records: Records) 
     assert accuracies(Two(), records) == [2 / 5, 3 / 5]
 
 
-def test_a_server_does_not_judge_such_a_model(records: Records) -> None:
-    with pytest.raises(Diverged, match=r"outputs for 2 of 5 evaluated records are no finite numbers"):
-        LastConfusion(records)(Given())
-    some = Records(records.images, records.labels, 1, AS_THEY_ARE, targets=torch.zeros(5))
-    with pytest.raises(Diverged, match=r"outputs for 2 of 5 evaluated records"):
-        numbers(Given(), some, (0.0, 1.0))
+def test_the_server_counts_such_records_as_wrong_too(records: Records) -> None:
+    last = LastConfusion(records)
+    assert torch.equal(last(Given()), confusion(Given(), records)) and last.unpredicted == 2
+    by_value = confusion_by_value(Given(), records, "ward", np.array(["a", "a", "b", "b", "b"]))
+    assert by_value == {
+        "column": "ward",
+        "cells": {"a": [[0, 0, 1], [0, 1, 1]], "b": [[0, 1, 1], [1, 0, 1], [1, 1, 1]]},
+    }
+    some = Records(records.images[:3], records.labels[:3], 1, AS_THEY_ARE, targets=torch.tensor([0.0, 0.5, -0.5]))
+    found = numbers(First(), some, (0.0, 100.0))
+    assert found.predicted.tolist() == [100.0, 0.0, 100.0] and found.unpredicted == 1
+    assert found.true.tolist() == [50.0, 75.0, 25.0]
+
+
+class First(nn.Module):
+    """The first column of the records."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, :1]
 
 
 def test_a_model_that_somebody_loads_says_so_too(tmp_path: Path) -> None:
@@ -90,15 +111,18 @@ def test_no_choice_among_tries_takes_one_that_diverged(rare: Path, tmp_path: Pat
     assert "no finite numbers" in tries["tries"][0]["failure"]
 
 
-def test_a_run_that_diverged_ends_with_a_sentence(
+def test_a_run_that_diverged_has_no_accuracy_of_the_class_of_most(
     rare: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = f"run fedavg --data {rare} --label-column died --clients 2 --model mlp --rounds 1 --local.epochs 1".split()
     words += "--local.batch-size 1000 --local.momentum 0 --local.lr 1e25 --workers 0 --quiet --out".split()
-    with pytest.raises(SystemExit) as ended:
-        main([*words, str(tmp_path / "run")])
-    assert ended.value.code and "evaluated records are no finite numbers, as it diverged" in capsys.readouterr().err
-    assert not RunFolder(tmp_path / "run").is_finished
+    main([*words, str(tmp_path / "run")])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "the outputs for 30 test records are no finite numbers, as the model diverged, and count as wrong" in said
+    summary = RunFolder(tmp_path / "run").read_summary().model_dump()
+    assert summary["accuracy"] == 0 and summary["unpredicted"] == 30
+    with pytest.raises(fedstill.InputError, match="outputs for record 0 are no finite numbers"):
+        fedstill.evaluate(tmp_path / "run", rare)
 
 
 def test_at_clients_records_without_a_prediction_are_wrong(records: Records) -> None:

@@ -46,11 +46,13 @@ class EvaluationResult:
         confusion: counts of test records by true and predicted class, int64 ``(C, C)``; the sum over clients.
         cells: the confusion matrix of each client that has test records (`cells_of`); None if the server evaluated.
         numbers: the true and predicted numbers of a task whose target is one; there is one class then.
+        unpredicted: test records whose outputs are no finite numbers; 0 where clients evaluate, who do not say.
     """
 
     confusion: Int64[Tensor, "classes classes"]
     cells: Mapping[int, Cells] | None = None
     numbers: Numbers | None = None
+    unpredicted: int = 0
 
     @classmethod
     def of_clients(cls, tables: Iterable[tuple[int, Int64[Tensor, "classes classes"]]], num_classes: int) -> Self:

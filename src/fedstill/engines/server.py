@@ -609,9 +609,9 @@ class ServerFederation(Federation):
         if self.spec.target is not None:
             found = numbers(model, self._test, self.spec.target)
             self._errors = found.measures()
-            return EvaluationResult(torch.zeros(1, 1, dtype=torch.int64), numbers=found)
+            return EvaluationResult(torch.zeros(1, 1, dtype=torch.int64), numbers=found, unpredicted=found.unpredicted)
         if not self._local_test:
-            return EvaluationResult(self._confusion(model).cpu())
+            return EvaluationResult(self._confusion(model).cpu(), unpredicted=self._confusion.unpredicted)
         shared = shared_part(self.spec.method, model)
         digest = hashlib.sha256(wire.pack(shared, {})).hexdigest()
         last, last_digest, result = self._last_evaluation or (0, "", None)

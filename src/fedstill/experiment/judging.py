@@ -31,13 +31,22 @@ MOST_MEASURED = 20_000
 
 
 def score_of(summary: Mapping[str, Any], measure: str) -> float | None:
-    """The measure of a run from its ``summary.json``; None where its records define none."""
+    """The measure of a run from its ``summary.json``; None where its records define none, or its model diverged."""
+    if summary.get("unpredicted"):
+        return None
     if (found := summary.get("measure")) and found["name"] == measure:
         value: float | None = found["value"]
         return value
     if measure == "accuracy":
         return None if summary["accuracy"] is None else float(summary["accuracy"])
     return (summary.get("errors") or {}).get(measure)
+
+
+def lacking(summary: Mapping[str, Any], measure: str) -> str:
+    """Why `score_of` is None."""
+    if number := summary.get("unpredicted"):
+        return f"the model diverged: its outputs for {number:,} records are no finite numbers; use a smaller rate"
+    return f"the records define no {measure}, or no model is for all clients"
 
 
 def check_measure(experiment: Experiment) -> None:

@@ -536,6 +536,7 @@ def _finish(
         "judged_on": _test_records(experiment),
         "accuracy": evaluation.accuracy,
         "predicted_classes": evaluation.predicted_classes,
+        "unpredicted": evaluation.unpredicted,
         "measure": measured(experiment, model, evaluation, task),
         "errors": evaluation.numbers and evaluation.numbers.measures(),
         "copied_test_records": task.copies,

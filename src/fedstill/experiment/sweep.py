@@ -30,7 +30,7 @@ from fedstill.engines.transport import Watcher
 from fedstill.experiment import config, reuse
 from fedstill.experiment.config import Experiment, read_mapping
 from fedstill.experiment.job import Job
-from fedstill.experiment.judging import check_measure, score_of
+from fedstill.experiment.judging import check_measure, lacking, score_of
 from fedstill.experiment.run import run
 from fedstill.experiment.search import Point, Range, Search, corners, grid, grid_size, optuna
 from fedstill.protocol import Method
@@ -389,7 +389,7 @@ def _run(experiment: Experiment, entry: Tried, point: Point, folder: Path, comma
     others = [summary.parent for summary in folder.parent.parent.glob(f"*/{folder.name}/summary.json")]
     try:
         reuse.prepare(job, sorted(others))  # tries of the server's settings ask the clients once
-        value = score_of(run(job), experiment.chosen_measure)
+        found = run(job)
     except (Taken, errors.Changed):  # says nothing about the settings
         raise
     except files.Damaged as error:  # nor does this
@@ -399,9 +399,8 @@ def _run(experiment: Experiment, entry: Tried, point: Point, folder: Path, comma
     except Exception as error:  # of a method of the user's own, or of the machine
         first = (str(error).strip().splitlines() or [""])[0]
         return _Failed(f"{type(error).__name__}: {first}", may_pass=True)
-    if value is None:
-        return _Failed(f"the records define no {experiment.chosen_measure}, or no model is for all clients")
-    return value
+    value = score_of(found, experiment.chosen_measure)
+    return _Failed(lacking(found, experiment.chosen_measure)) if value is None else value
 
 
 def words(point: Point) -> str:

@@ -24,7 +24,7 @@ from fedstill.experiment import config, reuse
 from fedstill.experiment import run as engine
 from fedstill.experiment.checks import check_job
 from fedstill.experiment.job import Job
-from fedstill.experiment.judging import score_of
+from fedstill.experiment.judging import lacking, score_of
 from fedstill.experiment.search import Point
 from fedstill.experiment.sweep import VALIDATION, chosen_on, merged
 from fedstill.protocol import Method, client_steps
@@ -145,7 +145,9 @@ def _run(job: Job, data: DataSet | None, watcher: Watcher) -> dict[str, Any]:
         try:
             one = job.replace(method=_at(job.method, points[number]), out=place)
             reuse.prepare(one, done)  # tries of the server's settings ask the clients once
-            value = score_of(engine.run(one, data=data), measure)
+            found = engine.run(one, data=data)
+            value = score_of(found, measure)
+            failure = lacking(found, measure) if value is None else None
             done.append(place)
             reuse.check_same(done)
         except (Taken, Changed, files.Damaged):  # says nothing about the settings
@@ -156,8 +158,6 @@ def _run(job: Job, data: DataSet | None, watcher: Watcher) -> dict[str, Any]:
             watcher.noted(f"a try failed: {error}")
         if not number:  # which has shown how many records clients have
             points = tried(job.method, _batches(job, place))
-        if value is None and failure is None:
-            failure = f"the validation records define no {measure}"
         results.append({"settings": points[number], "value": value, "failure": failure})
     watcher.progressed("tries", len(points), len(points))
     if not done:

@@ -242,7 +242,11 @@ def _of_records(run: RunRecord) -> list[str]:
 
 
 def _of_predictions(run: RunRecord) -> list[str]:
-    return of_errors(run) if run.confusion is None else of_model(run.confusion, run.class_name, _kind(run))
+    found = of_errors(run) if run.confusion is None else of_model(run.confusion, run.class_name, _kind(run))
+    if not (number := run.get("unpredicted")):
+        return found
+    words = f"the outputs for {number:,} {_kind(run)}s are no finite numbers, as the model diverged, and count as wrong"
+    return [f"{words}; use a smaller learning rate", *found]
 
 
 def _kind(run: RunRecord) -> str:
