@@ -138,6 +138,13 @@ def test_rows_that_are_no_table_are_one_sentence(
         model.predict([GOOD, GOOD])
 
 
+def test_an_empty_line_of_one_column_is_a_gap(tmp_path: Path) -> None:
+    (tmp_path / "one.csv").write_text("x\n1.5\n\n-1.5\n")
+    (tmp_path / "two.csv").write_text("x,y\n1.5,2\n\n-1.5,3\n\n")
+    assert rows.records_of(tmp_path / "one.csv") == [{"x": "1.5"}, {"x": ""}, {"x": "-1.5"}]
+    assert rows.records_of(tmp_path / "two.csv") == [{"x": "1.5", "y": "2"}, {"x": "-1.5", "y": "3"}]
+
+
 @pytest.mark.parametrize("sign", "\t|;")
 def test_thousands_in_new_rows_are_refused_as_in_the_run_s(
     sign: str, handed: tuple[fedstill.RunRecord, Path], tmp_path: Path

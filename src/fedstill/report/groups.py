@@ -188,8 +188,7 @@ class Row:
 
     def measured(self, measure: str) -> float | None:
         """The mean over seeds of the measure that the runs were asked to report first; None if one lacks it."""
-        values = [run.measured(measure) for run in self.runs]
-        return None if None in values else self.mean(lambda run: run.measured(measure))
+        return self.mean(lambda run: run.measured(measure))
 
     def goodness(self, measure: str) -> tuple[bool, float]:
         """As `rank`, by a measure that all finished rows have."""
@@ -203,9 +202,9 @@ class Row:
         return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
     def mean(self, number: Callable[[RunRecord], float | None]) -> float | None:
-        """The mean of a number over those runs that have it."""
+        """The mean of a number over all runs; None if one lacks it, as the others may be those that went well."""
         values = [value for value in map(number, self.runs) if value is not None]
-        return float(np.mean(values)) if values else None
+        return float(np.mean(values)) if len(values) == len(self.runs) else None
 
     def mean_of(self, key: str) -> float:
         """The mean of a number that every ``summary.json`` has."""

@@ -165,14 +165,15 @@ def _of_csv(text: str) -> list[Mapping[str, Any]]:
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     before = csv.field_size_limit(len(text) + 1)
     try:
-        found = [row for row in reader if row]
+        found = list(reader)
     except csv.Error as error:
         raise ValueError(f"the file cannot be read as CSV ({error}); give each quoted cell two quotes") from None
     finally:
         csv.field_size_limit(before)
-    if not found:
+    names = [_text(name) for name in found.pop(0)] if found else []
+    if not names:
         raise ValueError("the file has no header; its first row names the columns")
-    names = [_text(name) for name in found.pop(0)]
+    found = [row or [""] for row in found] if len(names) == 1 else [row for row in found if row]  # an empty line
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(f"the file has two columns {twice!r}; rename or drop one")
     for at, row in enumerate(found):
