@@ -92,10 +92,19 @@ def run_of(folder: Path) -> dict[str, Any]:
         "last": {key: value for key, value in (lines[-1] if lines else {}).items() if isinstance(value, int | float)},
         "accuracies": [line.get("accuracy") for line in lines],
         "method": config["method"],
+        **({"membership": found} if (found := memberships(folder)) else {}),
         "command": config["command"],
         "date": (summary.get("finished") or "")[:10],
         "commits": [start["commit"] for start in starts if start.get("commit")],
     }
+
+
+def memberships(folder: Path) -> list[dict[str, Any]]:
+    """What the attacks on a run's clients found: LiRA's online form, and the network of the shadow runs' posteriors."""
+    files = sorted(folder.glob("attack/client-*/attack.json"))
+    found = [content["membership"] for file in files if "membership" in (content := json.loads(file.read_text()))]
+    facts = ("client", "records", "members", "shadows", "posteriors")
+    return [{name: one[name] for name in facts} | {"online": one["likelihood_ratio"]["online"]} for one in found]
 
 
 def main() -> None:

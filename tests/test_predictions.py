@@ -250,6 +250,7 @@ def test_what_is_no_record_of_the_model_is_refused(
         (run, tmp_path / "empty", "has no pictures"),
         (run, tmp_path / "absent", "is no file or folder here"),
         (run, Path(fedstill.__file__), "cannot be read"),
+        (run, "~nobody-of-this-name/x.png", "is no file or folder here"),
     ):
         with pytest.raises(InputError, match=words):
             fedstill.predict(model, data)
@@ -270,7 +271,8 @@ def test_texts_are_predicted(tmp_path: Path) -> None:
     texts.to_csv(tmp_path / "texts.csv", index=False)
     task: dict[str, Any] = {"features": f"hf:{encoder}", "model": "linear", "clients": 2, "workers": 0}
     run = fedstill.run("fedavg", data=str(tmp_path / "texts.csv"), rounds=1, out=tmp_path / "run", **task)
-    found = fedstill.predict(run, written(texts[["text"]], tmp_path / "new.csv"))
+    found = fedstill.predict(run, written(texts.assign(n=1)[["n", "text"]], tmp_path / "new.csv"))
+    assert found.told == ("not the model's, so not read: n",)
     np.testing.assert_allclose(found.probabilities, run.load_model().predict_proba(texts["text"].tolist()), rtol=1e-5)  # type: ignore[arg-type]
     Image.new("L", (8, 8)).save(tmp_path / "one.png")
     with pytest.raises(InputError, match="is no table, but the model takes the rows of one"):

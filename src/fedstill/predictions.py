@@ -1,5 +1,6 @@
 """A finished model's predictions of records of which nobody has told the class."""
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from numpy.typing import NDArray
 from fedstill.base.errors import InputError, front_door
 from fedstill.base.files import path_of, write_secret
 from fedstill.base.lookup import nfc, suggestion
-from fedstill.data.unlabelled import Pictures, is_table, rows, texts
+from fedstill.data.decode import text_column
+from fedstill.data.unlabelled import Pictures, is_table, rows
 from fedstill.data.walk import CSV
 from fedstill.experiment.trained import Trained, load_model
 from fedstill.measures import decide
@@ -106,7 +108,7 @@ def predict(
         InputError: there is no such file, it is of another kind than the model's records, a column is missing, a value
             does not fit, or a record's outputs are no numbers.
     """
-    place = path_of(data, "the data").expanduser()
+    place = Path(os.path.expanduser(path_of(data, "the data")))  # which leaves the home of nobody as it is
     if not place.exists():
         raise ValueError(f"{str(place)!r} is no file or folder here; give a table or a folder of pictures")
     if isinstance(keep, str):
@@ -150,7 +152,8 @@ def _of_table(model: Trained, place: Path, keep: Sequence[str]) -> Found:
     if model.columns:
         return _outputs(model, table), kept, _left(table, model.columns, keep)
     if model.features is not None and model.backbone(model.pictures).takes == "texts":
-        return _outputs(model, texts(table, where)), kept, ()
+        column = text_column(table, "", (), where)
+        return _outputs(model, table[column].to_pylist()), kept, _left(table, (column,), keep)
     of_pictures = model.features is not None or len(model.shape) == 3
     what = "pictures; give a folder of them" if of_pictures else "vectors without names; give arrays to Trained.predict"
     raise ValueError(f"{where} is a table, but the model takes {what}")

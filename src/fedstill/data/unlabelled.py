@@ -11,7 +11,7 @@ from fedstill.base.errors import first_line
 from fedstill.base.lookup import nfc, repeated
 from fedstill.data import pictures, walk
 from fedstill.data.csv_files import read_csv
-from fedstill.data.decode import composed_names, plain_types, text_column
+from fedstill.data.decode import composed_names, plain_types
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,16 +47,6 @@ def rows(path: Path, *, as_text: bool) -> "pa.Table":
     if not table.num_rows:
         raise ValueError(f"{str(path)!r} has 0 records; give at least 1")
     return plain_types(composed_names(table))
-
-
-def texts(table: "pa.Table", where: str) -> list[str]:
-    """The texts of a table: of its column "text" or "sentence", or its only column of texts.
-
-    Raises:
-        ValueError: there is no such column, or it has gaps.
-    """
-    found: list[str] = table[text_column(table, "", (), where)].to_pylist()
-    return found
 
 
 class Pictures(NamedTuple):
