@@ -250,7 +250,7 @@ def test_what_is_no_record_of_the_model_is_refused(
         (run, tmp_path / "empty", "has no pictures"),
         (run, tmp_path / "absent", "is no file or folder here"),
         (run, Path(fedstill.__file__), "cannot be read"),
-        (run, "~nobody-of-this-name/x.png", "is no file or folder here"),
+        (run, "~nobody-of-this-name/x.png", "no home directory is known for"),
     ):
         with pytest.raises(InputError, match=words):
             fedstill.predict(model, data)

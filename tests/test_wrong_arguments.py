@@ -223,3 +223,20 @@ def test_a_watcher_is_an_object_of_its_class(watcher: Any, tmp_path: Path) -> No
     with pytest.raises(InputError, match="^the watcher is .*; give an object of a class from fedstill.Watcher"):
         fedstill.run(ONE, out=tmp_path / "run", watcher=watcher, **TASK)
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "run fedavg --data digits --model linear --out ~nobody-of-this-name/r",
+        "run fedavg --data ~nobody-of-this-name/d --out r",
+        "run fedavg --data digits --features hf:~nobody-of-this-name/m --out r",
+        "data show ~nobody-of-this-name/d",
+        "data schema ~nobody-of-this-name/d.csv",
+    ],
+)
+def test_the_home_of_nobody_is_a_sentence(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    said = "can't be found, as no home directory is known for '~nobody-of-this-name'; write it in full"
+    assert ended.value.code == 2 and said in capsys.readouterr().err

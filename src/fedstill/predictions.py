@@ -1,6 +1,5 @@
 """A finished model's predictions of records of which nobody has told the class."""
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedstill.base.errors import InputError, front_door
-from fedstill.base.files import path_of, write_secret
+from fedstill.base.files import expanded, path_of, write_secret
 from fedstill.base.lookup import nfc, suggestion
 from fedstill.data.decode import text_column
 from fedstill.data.unlabelled import Pictures, is_table, rows
@@ -108,7 +107,7 @@ def predict(
         InputError: there is no such file, it is of another kind than the model's records, a column is missing, a value
             does not fit, or a record's outputs are no numbers.
     """
-    place = Path(os.path.expanduser(path_of(data, "the data")))  # which leaves the home of nobody as it is
+    place = expanded(path_of(data, "the data"))
     if not place.exists():
         raise ValueError(f"{str(place)!r} is no file or folder here; give a table or a folder of pictures")
     if isinstance(keep, str):

@@ -566,7 +566,7 @@ def test_public_data_may_have_the_name_of_a_setting(tmp_path: Path) -> None:
 def test_a_path_that_is_none_is_a_sentence(data: str, tmp_path: Path) -> None:
     place = tmp_path / "policy.toml"
     place.write_text(f'client = 1\ndata = "{data}"\nstate = "s"\n')
-    with pytest.raises(ValueError, match="is no path; leave it out|can't be found .*; write it in full"):
+    with pytest.raises(ValueError, match="is no path; leave it out|can't be found.*; write it in full"):
         SitePolicy.read(place)
 
 

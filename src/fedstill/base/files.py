@@ -87,6 +87,20 @@ def path_of(value: object, name: str) -> Path:
     return Path(place)
 
 
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """The path with the home directory that its ``~`` or ``~user`` stands for.
+
+    Raises:
+        InputError: there is no such user, or no home directory.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        user = Path(path).parts[0]
+        why = f"{str(path)!r} can't be found, as no home directory is known for {user!r}"
+        raise InputError(f"{why}; write it in full") from error
+
+
 def in_words(value: object) -> str:
     """A wrong value in a sentence: itself if it is short, else its type, so that no table of records is printed."""
     whole = repr(value)

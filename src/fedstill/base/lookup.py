@@ -15,6 +15,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from fedstill.base.files import expanded
+
 
 def suggestion(word: str, words: Iterable[str], prefix: str = "") -> str:
     """``"; did you mean WORD?"`` with the most similar of ``words`` after a prefix, or an empty text."""
@@ -62,7 +64,7 @@ def import_own(place: str) -> Any:
     """
     module, _, name = place.rpartition(":")
     if is_file(place):
-        path = Path(module).expanduser().resolve()
+        path = expanded(module).resolve()
         if not path.is_file():
             raise ImportError(f"there is no file {module}")
         _add(str(path.parent))

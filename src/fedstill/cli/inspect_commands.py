@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedstill import attacks, methods
+from fedstill.base.files import expanded
 from fedstill.cli.command import FORM, Command, Part, sections_of
 from fedstill.cli.output import Bad, asks_help, line_of, print_found, print_json, table, terminal, usage
 
@@ -115,11 +116,9 @@ def show_data(words: list[str], experiment: "Experiment", output: "Output") -> N
 
 def draft_schema(words: list[str], drafting: "SchemaDraft") -> None:
     """``fedstill data schema``."""
-    from pathlib import Path
-
     from fedstill.data import readers, schema_draft
 
-    table = readers.read_table(Path(words[0]).expanduser(), as_text=True)
+    table = readers.read_table(expanded(words[0]), as_text=True)
     print(schema_draft.draft(table, drafting.target, words[0]), end="")
 
 

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedstill.base.files import expanded
 from fedstill.cli.command import FORM, Command, Part
 from fedstill.cli.output import Bad, asks_help, print_json, print_wide, table
 
@@ -43,7 +44,7 @@ def init(words: list[str], invited: "Founding", parsed: "SitePolicy") -> None:
         )
     if not parsed.methods and parsed.data is not None:
         raise Bad("--methods is empty; name the allowed methods or steps, as --methods fedavg-p fedgm.distil")
-    if parsed.data is not None and not parsed.data.expanduser().exists():
+    if parsed.data is not None and not expanded(parsed.data).exists():
         raise Bad(f"--data is {str(parsed.data)!r}, which does not exist; give the file or folder of records")
     from fedstill.sites import units
     from fedstill.sites.server import roster
@@ -57,7 +58,7 @@ def init(words: list[str], invited: "Founding", parsed: "SitePolicy") -> None:
     units.check_folder(folder.resolve())
     invite = roster.read_invitation(invitation)
     settings = {**PRESETS[invited.preset], **_changes(parsed), "client": invite.client, "state": parsed.state}
-    policy = setup.read_settings({**settings, "state": folder.resolve() / parsed.state.expanduser()})
+    policy = setup.read_settings({**settings, "state": folder.resolve() / expanded(parsed.state)})
     units.check_folder(policy.state)
     settings |= {} if policy.classes or policy.data is None else {"classes": policies.class_names(policy)}
     policy = policy.model_copy(update={"classes": settings.get("classes", policy.classes)})
@@ -87,8 +88,8 @@ def _changes(parsed: "SitePolicy") -> dict[str, Any]:
     """
     base = type(parsed)(**_UNSET)
     changed = {n: getattr(parsed, n) for n in type(parsed).model_fields if getattr(parsed, n) != getattr(base, n)}
-    public = {name: place.expanduser().resolve() for name, place in parsed.public.items()}
-    files = {n: value.expanduser().resolve() for n, value in changed.items() if isinstance(value, Path)}
+    public = {name: expanded(place).resolve() for name, place in parsed.public.items()}
+    files = {n: expanded(value).resolve() for n, value in changed.items() if isinstance(value, Path)}
     return {**changed, **files, "public": public}
 
 

@@ -26,6 +26,7 @@ import numpy as np
 from filelock import FileLock
 
 from fedstill.base import processes
+from fedstill.base.files import expanded
 
 
 def packed(texts: Sequence[str], name: str) -> dict[str, np.ndarray]:
@@ -64,7 +65,7 @@ class CacheEntry:
 
 def default_folder() -> Path:
     """``$FEDSTILL_CACHE``, else ``~/.cache/fedstill``."""
-    return Path(os.environ.get("FEDSTILL_CACHE") or "~/.cache/fedstill").expanduser()
+    return expanded(os.environ.get("FEDSTILL_CACHE") or "~/.cache/fedstill")
 
 
 def cached(folder: Path, source: str, build: Callable[[], CacheEntry]) -> tuple[CacheEntry, str]:

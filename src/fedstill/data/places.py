@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fedstill.base.errors import InputError
+from fedstill.base.files import expanded
 from fedstill.base.lookup import nfc, suggestion
 from fedstill.data import decode, pictures, walk
 from fedstill.data.names import KNOWN, Known
@@ -165,7 +166,7 @@ def _found(name: str, fit: Fit | None, label: Stated) -> Source:
         return Source(name, "scikit-learn", f"{known} {version('scikit-learn')}", read_digits, known)
     root = _root()
     is_path = name.startswith((".", "~", "/"))
-    candidates = ([root / name] if root and not is_path else []) + ([] if known else [Path(name).expanduser()])
+    candidates = ([root / name] if root and not is_path else []) + ([] if known else [expanded(name)])
     path = next((path.resolve() for path in candidates if name and path.exists()), None)
     if path is not None:
         state = f"{known} {_files_state(path)} {_READERS}"
@@ -190,7 +191,7 @@ def _reader(path: Path, known: Known | None, fit: Fit | None, label: Stated) -> 
 def _root() -> Path | None:
     """``$FEDSTILL_DATA``, if it is set."""
     folder = os.environ.get("FEDSTILL_DATA")
-    return Path(folder).expanduser() if folder else None
+    return expanded(folder) if folder else None
 
 
 def local_copy(name: str) -> Path | None:
@@ -203,7 +204,7 @@ def own_place(name: str) -> Path | None:
     """The file or folder here that a name stands for in `fedstill.data.sources.load`; None for a known data set."""
     if name in KNOWN:
         return None
-    found = local_copy(name) or Path(name).expanduser()
+    found = local_copy(name) or expanded(name)
     return found.resolve() if found.exists() else None
 
 

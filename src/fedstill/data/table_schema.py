@@ -33,6 +33,7 @@ from pydantic import ValidationError, field_validator, model_validator
 from typing_extensions import override
 
 from fedstill.base.errors import InputError
+from fedstill.base.files import expanded
 from fedstill.base.lookup import nfc, repeated, suggestion
 from fedstill.base.settings import Settings, read_toml, sentence
 from fedstill.data.csv_files import GAPS, THOUSANDS, UNCLEAR
@@ -200,7 +201,7 @@ class TableSchema(Settings):
         Raises:
             ValueError: it can't be read, or a setting is invalid; with the column.
         """
-        place = Path(path).expanduser()
+        place = expanded(path)
         none = f"there is no schema {str(path)!r}; draft one with fedstill data schema FILE"
         found = read_toml(cls, place, f"the schema {str(path)!r}", none)
         for name, column in found.columns.items():

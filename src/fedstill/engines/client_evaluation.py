@@ -95,6 +95,11 @@ class EvaluationResult:
             raise ValueError("no client has a test record; raise --local-test, or lower --clients")
         return sum(self.clients.values()) / len(self.clients)
 
+    def facts(self) -> dict[str, Any]:
+        """What ``summary.json`` has of it."""
+        facts = {"accuracy": self.accuracy, "predicted_classes": self.predicted_classes}
+        return facts | {"unpredicted": self.unpredicted}
+
     @property
     def predicted_classes(self) -> int | None:
         """Number of classes that the model predicted; None of numbers. With 1 it says the same of every record."""

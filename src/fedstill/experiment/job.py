@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from fedstill import methods
 from fedstill.base import files
 from fedstill.base.errors import front_door
+from fedstill.base.files import expanded
 from fedstill.base.lookup import source_digests, suggestion
 from fedstill.base.settings import sentence
 from fedstill.experiment import config
@@ -81,7 +82,7 @@ class Job:
             made = made if experiment.target_range is None else made.for_number()
         given = name or (method if isinstance(method, str) else name_of(type(made)))
         _check_name(given, made)
-        values = {"experiment": experiment, "method": made, "out": Path(out).expanduser(), "name": given}
+        values = {"experiment": experiment, "method": made, "out": expanded(out), "name": given}
         for field, value in {**values, "label": label, "command": command}.items():
             object.__setattr__(self, field, value)
 

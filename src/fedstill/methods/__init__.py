@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import fedstill
 from fedstill.base import lookup
+from fedstill.base.files import expanded
 
 if TYPE_CHECKING:  # the names of the methods need no torch
     from fedstill.protocol import Method
@@ -55,7 +56,7 @@ def find(name: str) -> type["Method"]:
 def _classes_of(file: Path) -> str:
     """Names to give in place of a file: its classes derived from a method of fedstill; the file is not run."""
     try:
-        tree = ast.parse(file.expanduser().read_bytes())
+        tree = ast.parse(expanded(file).read_bytes())
     except (OSError, SyntaxError, ValueError) as error:
         why = getattr(error, "strerror", None) or getattr(error, "msg", None) or error
         return f"it cannot be read ({why}); give a file with a class of your own (mine.py:Class)"

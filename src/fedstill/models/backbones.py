@@ -17,6 +17,7 @@ from torch.nn.functional import interpolate, pad
 from typing_extensions import override
 
 from fedstill.base import errors, files, lookup, seeds
+from fedstill.base.files import expanded
 from fedstill.base.weights import read, state
 from fedstill.models import mobile
 from fedstill.models.build import build
@@ -288,12 +289,12 @@ def _quiet(logging: Any) -> Iterator[None]:
 
 def _folder(name: str, model: str, download: bool) -> Path:
     if model.startswith((".", "~", "/")):
-        if not (folder := Path(model).expanduser()).is_dir():
+        if not (folder := expanded(model)).is_dir():
             raise ValueError(f"there is no folder {model!r} with a backbone; check the path")
         return folder
     root = os.environ.get("FEDSTILL_BACKBONES")
-    if root and (Path(root).expanduser() / model).is_dir():
-        return Path(root).expanduser() / model
+    if root and (expanded(root) / model).is_dir():
+        return expanded(root) / model
     from huggingface_hub import HfApi, snapshot_download
 
     try:
@@ -444,7 +445,7 @@ def _checkpoint(name: str, url: str, download: bool) -> Path:
     """The file of weights of torchvision, whose name ends with the beginning of its SHA-256."""
     file = url.rpartition("/")[2]
     root, cache = os.environ.get("FEDSTILL_BACKBONES"), Path(torch.hub.get_dir()) / "checkpoints"
-    places = [*([Path(root).expanduser() / file] if root else []), cache / file]
+    places = [*([expanded(root) / file] if root else []), cache / file]
     place = next((place for place in places if place.is_file()), None)
     begin = file.rpartition("-")[2].partition(".")[0]
     try:

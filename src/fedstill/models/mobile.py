@@ -24,6 +24,7 @@ from torch.nn.functional import pad, relu6
 from typing_extensions import override
 
 from fedstill.base import errors, files, weights
+from fedstill.base.files import expanded
 
 WIDTH = 1280
 """Number of features."""
@@ -249,6 +250,6 @@ def installed(published: Published) -> Path | None:
     """The file of the weights; None if there is none."""
     package, _, inside = published.file.partition("/")
     root, spec = os.environ.get("FEDSTILL_BACKBONES"), find_spec(package)  # which imports nothing
-    places = [Path(root).expanduser() / Path(inside).name] if root else []
+    places = [expanded(root) / Path(inside).name] if root else []
     places += [Path(folder) / inside for folder in (spec and spec.submodule_search_locations) or ()]
     return next((place for place in places if place.is_file()), None)

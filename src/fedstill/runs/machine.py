@@ -267,11 +267,11 @@ def _data() -> Iterator[Finding]:
     if root is None or root == "":
         text = f"FEDSTILL_DATA is not set; digits is installed, others come {fetched}"
         yield Finding("data", "ok", text, facts=facts)
-    elif not Path(root).expanduser().is_dir():
-        what = "is no folder" if Path(root).expanduser().exists() else "does not exist"
+    elif not Path(os.path.expanduser(root)).is_dir():
+        what = "is no folder" if Path(os.path.expanduser(root)).exists() else "does not exist"
         text = f"FEDSTILL_DATA is {root}, which {what}, so the known sets come {fetched}"
         yield Finding("data", "warning", text, "make the folder, correct FEDSTILL_DATA, or unset it", facts)
-    elif closed := [place for place in (root, *found.values()) if not os.access(Path(place).expanduser(), os.R_OK)]:
+    elif closed := [place for place in (root, *found.values()) if not os.access(os.path.expanduser(place), os.R_OK)]:
         text = f"{closed[0]} cannot be read by this user"
         yield Finding("data", "warning", text, "change its permissions (chmod, chown) or FEDSTILL_DATA", facts)
     else:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedstill import models
 from fedstill.base import files
+from fedstill.base.files import expanded
 from fedstill.base.records import Records
 from fedstill.base.seeds import draw_seed, isolated
 from fedstill.base.settings import Settings
@@ -71,7 +72,7 @@ class Extractor(Settings):
                 or the cache can't be written.
         """
         if self.file is not None:
-            return load(Path(self.file).expanduser(), model)
+            return load(expanded(self.file), model)
         if self.pretrain == "none" or (public is not None and public.are_vectors):
             return {name: value.clone() for name, value in state(model).items()}
         if public is None:

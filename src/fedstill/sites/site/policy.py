@@ -20,6 +20,7 @@ from pydantic import (
 
 from fedstill import methods, models, schema
 from fedstill.base import lookup
+from fedstill.base.files import expanded
 from fedstill.base.settings import Settings, read_toml
 from fedstill.data import features, sources
 from fedstill.data.places import Reading
@@ -168,16 +169,14 @@ class SitePolicy(Settings):
         try:
             found = policy.model_copy(
                 update={
-                    "data": policy.data and here / policy.data.expanduser(),
-                    "state": here / policy.state.expanduser(),
-                    "schema_file": policy.schema_file and here / policy.schema_file.expanduser(),
-                    "public": {name: here / place.expanduser() for name, place in policy.public.items()},
+                    "data": policy.data and here / expanded(policy.data),
+                    "state": here / expanded(policy.state),
+                    "schema_file": policy.schema_file and here / expanded(policy.schema_file),
+                    "public": {name: here / expanded(place) for name, place in policy.public.items()},
                 }
             )
-        except RuntimeError as error:  # of a user whom the machine does not know
-            raise ValueError(
-                f"a path of the policy {str(path)!r} can't be found ({error}); write it in full"
-            ) from error
+        except ValueError as error:  # of a user whom the machine does not know
+            raise ValueError(f"the policy {str(path)!r}: {error}") from error
         for name, at in found.public.items():  # lines after [public] belong to it, and would change nothing
             if name in cls.model_fields and not at.exists():
                 raise ValueError(

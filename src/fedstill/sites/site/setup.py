@@ -9,6 +9,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from fedstill.base import files
+from fedstill.base.files import expanded
 from fedstill.base.settings import sentence
 from fedstill.sites import certificates, units
 from fedstill.sites.server import roster
@@ -44,7 +45,7 @@ def site(folder: Path, settings: Mapping[str, Any]) -> SitePolicy:
     place = folder / POLICY
     if place.exists():
         raise ValueError(f"{place} exists already; edit it, or choose another folder")
-    state = folder.resolve() / read_settings(settings).state.expanduser()
+    state = folder.resolve() / expanded(read_settings(settings).state)
     site_journal.create(state)
     plain = {name: _plain(value) for name, value in settings.items() if value is not None}
     files.write_bytes(place, tomli_w.dumps(plain).encode())  # last: with it, the folder is a site
