@@ -241,13 +241,20 @@ def evaluate(
 
 
 def _of_colours(records: Any, model: Trained) -> Any:
-    """Gray pictures for a model of coloured ones, and gray ones that are stored with colours for one of gray ones."""
+    """Gray pictures for a model of coloured ones, and gray ones that are stored with colours for one of gray ones.
+
+    Raises:
+        ValueError: pictures have colours, and the model takes gray ones.
+    """
     shape = model.shape if model.features is None else model.pictures
     if len(shape) != 3 or not isinstance(records, np.ndarray) or records.ndim != 4 or records.shape[1] == shape[0]:
         return records
     if records.shape[1] == 1:
         return np.repeat(records, shape[0], 1)
-    return records[:, :1] if shape[0] == 1 and (records == records[:, :1]).all() else records
+    if shape[0] == 1 and (coloured := (records != records[:, :1]).any((1, 2, 3))).any():
+        number = f"{int(coloured.sum()):,} of {len(records):,} pictures are"
+        raise ValueError(f"{number} in colour, but the model takes gray ones; convert them as the run's were")
+    return records[:, :1] if shape[0] == 1 else records
 
 
 class _Past(NamedTuple):
