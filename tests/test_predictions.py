@@ -304,7 +304,9 @@ def test_the_command_prints_or_writes_for_the_owner_alone(
 
 def test_an_evaluations_predictions_are_the_owners_alone(coded: RunRecord, tmp_path: Path) -> None:
     found = fedstill.evaluate(coded, written(patients(5), tmp_path / "new.csv"), group="none")
-    found.save(tmp_path / "scores.csv")
+    found.save(str(tmp_path / "scores.csv"))
+    with pytest.raises(InputError, match="name a new file for the predictions"):
+        found.save(tmp_path / "scores.csv")
     assert (tmp_path / "scores.csv").stat().st_mode & 0o077 == 0
     assert len(pd.read_csv(tmp_path / "scores.csv")) == 300
 

@@ -95,7 +95,7 @@ class Evaluation:
         rows = [(name, value, *(bounds[name] or (None, None))) for name, value in values.items()]
         return DataFrame(rows, columns=["measure", "value", "low", "high"])
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write a CSV file, for its owner alone, with a row for each record: true and predicted class, probabilities.
 
         Its first column numbers the records from 0 as in the data, if these are judged as a ``whole``.
@@ -154,7 +154,7 @@ class NumberEvaluation:
         rows = [(name, *bounds) for name, bounds in found.items()]
         return DataFrame(rows, columns=["measure", "value", "low", "high"])
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write a CSV file with a row for each record: true and predicted value; numbered as `Evaluation.save` does.
 
         Raises:
@@ -164,7 +164,7 @@ class NumberEvaluation:
         _save(columns, self.persons, self.whole, path)
 
 
-def _save(columns: dict[str, Any], persons: NDArray[Any] | None, whole: bool, path: Path) -> None:
+def _save(columns: dict[str, Any], persons: NDArray[Any] | None, whole: bool, path: str | Path) -> None:
     """Write a CSV file with a row for each record, its number in data judged as a whole, and its person if known."""
     from pandas import DataFrame
 

@@ -56,7 +56,7 @@ class Predictions:
             found |= {f"probability of {name}": self.probabilities[:, c] for c, name in enumerate(self.class_names)}
         return DataFrame(found).rename_axis("record")
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write `to_pandas` as a CSV file whose first column numbers the records from 0; its owner alone may read it.
 
         Raises:
@@ -65,7 +65,7 @@ class Predictions:
         save_rows(self.to_pandas(), path, numbered=True)
 
 
-def save_rows(frame: "DataFrame", path: Path, *, numbered: bool) -> None:
+def save_rows(frame: "DataFrame", path: str | Path, *, numbered: bool) -> None:
     """Write predictions of people's records as a CSV file that its owner alone may read.
 
     Args:
@@ -76,9 +76,10 @@ def save_rows(frame: "DataFrame", path: Path, *, numbered: bool) -> None:
     Raises:
         InputError: there is such a file.
     """
-    if path.exists():
-        raise InputError(f"{str(path)!r} exists; name a new file for the predictions")
-    write_secret(path, frame.to_csv(index=numbered).encode())
+    place = expanded(path_of(path, "the file for the predictions"))
+    if place.exists():
+        raise InputError(f"{str(place)!r} exists; name a new file for the predictions")
+    write_secret(place, frame.to_csv(index=numbered).encode())
 
 
 @front_door

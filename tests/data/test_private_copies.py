@@ -84,3 +84,36 @@ def test_decoded_copies_are_deleted_also_of_a_source_that_is_gone(
     assert "has nothing of nothing" in capsys.readouterr().out
     main(["data", "forget", "all"])
     assert not [place for place in (tmp_path / "cache").glob("*-*") if place.is_dir()]
+
+
+@pytest.mark.parametrize("again", ["decoded again", "forgotten"])
+def test_vectors_of_a_record_that_was_taken_out_go(
+    again: str, patients: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They stayed beside those of the other records, and "forget" said that there was nothing."""
+
+    def run(out: str) -> None:
+        words = (
+            f"--features scattering --model linear --clients 2 --workers 0 --mean 0 --std 1 --out runs/{out}".split()
+        )
+        main(["run", "fedavg", "--data", str(patients), *words])
+
+    def vectors() -> set[Path]:
+        return {place for place in (tmp_path / "cache").glob("features-*") if place.is_dir()}
+
+    run("first")
+    before = vectors()
+    (patients / "train" / "a" / "0.png").unlink()  # a patient who takes back the consent
+    run("second")
+    assert len(before) == 1 and len(vectors()) == 1 and not before & vectors()
+    if again == "forgotten":
+        main(["data", "forget", "our patients"])
+        assert not vectors()
+    main(["data", "forget", "all"])
+    assert not [place for place in (tmp_path / "cache").rglob("*") if place.is_file()]
+
+
+def test_a_cache_is_its_owner_s_whatever_the_umask(patients: Path, tmp_path: Path) -> None:
+    os.umask(0)  # which the fixture takes back
+    fedstill.load_data(patients)
+    assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700

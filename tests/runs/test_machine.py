@@ -243,3 +243,18 @@ def test_templates_of_reports_ask_for_the_output() -> None:
     for one in fields:
         assert one["doctor"]["attributes"]["label"] == "Output of fedstill doctor"
     assert [one["doctor"]["validations"] for one in fields if "command" in one] == [{"required": True}]
+
+
+def test_entries_of_the_cache_that_others_may_read_are_a_warning(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for name, mode in (("digits-0", 0o755), ("patients-1", 0o700)):
+        (tmp_path / "cache" / name).mkdir(parents=True, mode=mode)
+        (tmp_path / "cache" / name).chmod(mode)
+        (tmp_path / "cache" / name / "meta.json").write_text("{}")
+    (tmp_path / "cache").chmod(0o755)
+    lines, code = doctor(capsys)
+    words = (
+        f"warning cache {tmp_path}/cache, 2 entries of 4 B, of which other users may read 1; remedy: chmod -R go-rwx"
+    )
+    assert code == 0 and any(line.startswith(words) for line in lines)

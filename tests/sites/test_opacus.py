@@ -1,6 +1,7 @@
 """``fedstill privacy import``: the epsilon of an Opacus accountant's history, and its place in a site's ledger."""
 
 import json
+import os
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from fedstill.privacy import accounting
 from fedstill.privacy.ledger import Charge
 from fedstill.sites.site import log, site_journal
 from fedstill.sites.site.charges import Limits, SiteStore, open_site_ledger, read_charges
-from fedstill.sites.site.opacus import read
+from fedstill.sites.site.opacus import Import, read
 
 # opacus 1.6.0, delta 1e-5: epsilon by its PRVAccountant and by its RDPAccountant
 KNOWN = [
@@ -206,3 +207,27 @@ def test_no_history_is_charged_to_a_site_of_a_newer_version_or_with_a_damaged_lo
         imported(site)
     assert "journal.head can't be read" in capsys.readouterr().err
     assert lines.read_bytes() == before
+
+
+def test_no_other_user_charges_a_history(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root's files in the journal would be closed to the site's own user."""
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    (site.parent / "a.json").write_text(json.dumps(state(((5.0, 1.0, 2),))))
+    with pytest.raises(ValueError, match=r"belongs to .*; run it as its owner: sudo -u \w+ fedstill privacy import"):
+        Import(policy=site).run(site.parent / "a.json")
+
+
+def test_without_a_budget_the_ledger_has_an_epsilon_near_the_history_s(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = site.read_text().replace("budget = 20.0", "unprotected = true")
+    site.write_text(text)
+    place = site.parent / "a.json"
+    place.write_text(json.dumps(state(((1.1, 0.01, 500), (0.9, 0.02, 300)))))
+    main(["privacy", "import", str(place), "--policy", str(site), "--json"])
+    exact = json.loads(capsys.readouterr().out)["epsilon"]
+    main(["site", "status", str(site.parent), "--json"])
+    found = json.loads(capsys.readouterr().out)["budget"]
+    assert exact < found["spent"]["record"]["epsilon"] < 1.5 * exact  # it was 748
+    main(["site", "status", str(site.parent)])
+    assert "budget: none, so releases have no limit at delta 1e-05; 2 releases so far" in capsys.readouterr().out

@@ -218,3 +218,12 @@ def test_a_key_under_a_wrong_number_costs_nothing(place: Path, tmp_path: Path) -
     ):
         roster.accept(place, 0, key, flwr)
     assert place.read_bytes() == before
+
+
+def test_who_is_invited_again_keeps_the_limit(place: Path) -> None:
+    roster.invite(place, 5, 1000, helper=True)
+    roster.invite(place, 5, None)
+    (found,) = [entry for entry in roster.load(place).invited if entry.client == 5]
+    assert found.max_records == 1000 and found.helper
+    roster.invite(place, 5, 2000)
+    assert [entry.max_records for entry in roster.load(place).invited if entry.client == 5] == [2000]

@@ -13,7 +13,8 @@ from fedstill.cli import main
 from fedstill.data.sources import DataSet
 from fedstill.engines.server import TooFewReplies
 from fedstill.protocol import wire
-from fedstill.sites.site import answer, decisions, log, site_journal, state_format
+from fedstill.sites.site import answer, decisions, evidence, log, site_journal, state_format
+from fedstill.sites.site import policy as policies
 from fedstill.sites.site.charges import read_charges
 from fedstill.sites.site.policy import SitePolicy
 
@@ -370,3 +371,30 @@ def test_the_state_of_a_newer_version_is_refused_and_stays_as_it_is(
     told = fails(capsys, *words.replace("FOLDER", str(folder)).split())
     assert "has the format 4; this fedstill reads formats up to 3, so install the newer fedstill" in told
     assert before == {place: place.read_bytes() for place in site.state.rglob("*") if place.is_file()}
+
+
+def test_a_site_without_a_budget_is_said_to_release_nothing_or_anything(
+    digits: DataSet, tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With unprotected values a mechanism's releases leave too, and three pages said that nothing would."""
+    for unprotected, words in ((False, "nothing is released"), (True, "releases have no limit")):
+        place = tmp_path / str(unprotected)
+        place.mkdir()
+        settings = {**PRIVATE, "methods": ["fedavg-p", "fedavg"], "budget": None, "unprotected": unprotected}
+        site = make_site(place, digits, **settings)
+        folder = site.state.parent
+        assert f"budget: none, so {words} at delta" in shown(capsys, "status", folder)
+        assert f"no budget, so {words} at delta" in evidence.page(evidence.evidence(site))
+        said = list(policies.words(site))
+        assert any("with privacy noise, without a limit, as there is no budget" in one for one in said) == unprotected
+        assert not any("charged to the budget" in one for one in said)
+
+
+def test_the_status_of_a_damaged_journal_counts_nothing(
+    site: SitePolicy, run: Run, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(site)
+    (site.state / "journal.head").unlink()
+    said = shown(capsys, "status", folder)
+    assert "how much of it is spent is unknown" in said and "one more release fits" not in said
+    assert "releases so far" not in said

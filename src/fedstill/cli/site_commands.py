@@ -205,16 +205,18 @@ def status(words: list[str], form: "Status") -> None:
 
 def _print_status(found: dict[str, Any]) -> None:
     from fedstill.schema import clean
-    from fedstill.sites.site.evidence import brief
+    from fedstill.sites.site.evidence import brief, without_budget
 
     budget, health = found["budget"], found["health"]
     state = "paused" if found["paused"] else "open"
     print(f"site {found['client']}, {state}, fedstill {found['version']}")
     for part in ("journal", "data"):
         print(f"  {part}: {health[part]}")
-    limit = "none, so nothing is released" if budget["epsilon"] is None else f"epsilon {budget['epsilon']:g}"
-    print(f"  budget: {limit} at delta {budget['delta']:g}; {budget['releases']} releases so far")
-    if budget["fits"] is not None:
+    limit = f"none, so {without_budget(budget)}" if budget["epsilon"] is None else f"epsilon {budget['epsilon']:g}"
+    is_whole = health["journal"] == "whole"
+    releases = f"{budget['releases']} releases so far" if is_whole else "how much of it is spent is unknown"
+    print(f"  budget: {limit} at delta {budget['delta']:g}; {releases}")
+    if budget["fits"] is not None and is_whole:
         print(f"  one more release fits up to epsilon {budget['fits']:.3g} per record")
     for unit, use in budget["spent"].items():
         print(f"  spent, per {unit}: epsilon {_number(use['epsilon'])}, {_percent(use['share'])} of the budget")

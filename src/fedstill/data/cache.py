@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,7 @@ def cached(folder: Path, source: str, build: Callable[[], CacheEntry]) -> tuple[
     if stored is not None:
         return stored
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # whose names and entries are nobody else's
         lock = FileLock(f"{folder}.lock")
         lock.acquire()
     except OSError as error:
@@ -111,7 +111,7 @@ def forget(names: Sequence[str]) -> list[Path]:
     """Delete the entries of data sets, and vectors that a backbone has made of them; a run makes them again.
 
     Args:
-        names: names or paths of data sets, which may be gone, or ``"all"``.
+        names: names or paths of data sets, which may be gone; or ``"all"``, for extractors and checks too.
 
     Returns:
         The folders that were deleted.
@@ -121,12 +121,29 @@ def forget(names: Sequence[str]) -> list[Path]:
     entries = [place for place in root.glob("*-*") if (place / "meta.json").is_file()]
     found = [place for place in entries if "all" in names or place.name.rpartition("-")[0] in wanted]
     gone = {_fact(place, "fingerprint") for place in found}
-    found += [place for place in entries if place not in found and _fact(place, "content", "facts", "labels") in gone]
+    found += [place for place in _vectors_of(root, gone) if place not in found]
     begun = [place for place in root.glob("features-*.begun") if found]
     for place in (*found, *begun):
-        shutil.rmtree(place)
-        place.with_name(f"{place.name}.lock").unlink(missing_ok=True)
+        _delete(place)
+    if "all" in names:
+        made = [place for name in ("extractors", "checks") if (place := root / name).is_dir()]
+        for place in made:
+            shutil.rmtree(place)
+        for lock in root.glob("*.lock"):
+            lock.unlink(missing_ok=True)
+        found += made
     return found
+
+
+def _vectors_of(root: Path, fingerprints: Collection[Any]) -> list[Path]:
+    """The entries below ``root`` of vectors that a backbone has made of records with these fingerprints."""
+    entries = [place for place in root.glob("features-*") if (place / "meta.json").is_file()]
+    return [place for place in entries if _fact(place, "content", "facts", "labels") in fingerprints]
+
+
+def _delete(entry: Path) -> None:
+    shutil.rmtree(entry)
+    entry.with_name(f"{entry.name}.lock").unlink(missing_ok=True)
 
 
 def _fact(place: Path, *path: str) -> Any:
@@ -214,7 +231,21 @@ def _write(folder: Path, source: str, entry: CacheEntry) -> None:
     meta = {"format": FORMAT, "source": source, "fingerprint": _fingerprint(content), "content": content}
     meta["notes"] = entry.notes
     (new / "meta.json").write_text(json.dumps(meta, indent=1))
+    former = _fact(folder, "fingerprint")
     if folder.exists():
         folder.rename(old)  # processes that have mapped it keep their pages
     new.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
+    _forget_vectors(folder.parent, former)
+
+
+def _forget_vectors(root: Path, fingerprint: Any) -> None:
+    """Delete vectors of records that no entry has any more, as after one was taken out of its source."""
+    entries = (place for place in root.glob("*-*") if (place / "meta.json").is_file())
+    if fingerprint not in map(_fingerprint_of, entries):
+        for place in _vectors_of(root, [fingerprint]):
+            _delete(place)
+
+
+def _fingerprint_of(entry: Path) -> Any:
+    return _fact(entry, "fingerprint")

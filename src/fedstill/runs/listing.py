@@ -141,7 +141,9 @@ def removable(place: Path) -> list[Path]:
 
 
 def remove(run: Path, place: Path) -> None:
-    """Remove a run below ``place``, and each folder up to ``place`` that then has only tables of these runs.
+    """Remove a run below ``place``; and from each folder up to ``place`` that has none left, the tables of these runs.
+
+    Such a folder itself goes if it has nothing else.
 
     Raises:
         Taken: a process is writing it.
@@ -151,9 +153,23 @@ def remove(run: Path, place: Path) -> None:
     empty(run)
     shutil.rmtree(run)
     for parent in run.parents:
-        if not parent.is_relative_to(place) or not all(map(_is_of_comparison, parent.iterdir())):
+        if not parent.is_relative_to(place) or runs_below(parent):
+            return
+        if not all(map(_is_of_comparison, parent.iterdir())):
+            _remove_tables(parent)
             return
         shutil.rmtree(parent)
+
+
+def _remove_tables(folder: Path) -> None:
+    """Remove what a comparison or a sweep has written beside its runs, if it has, and nothing else."""
+    if not any((folder / name).is_file() for name in ("runs.csv", "sweep.json")):
+        return
+    for place in filter(_is_of_comparison, folder.iterdir()):
+        if place.is_dir() and not place.is_symlink():
+            shutil.rmtree(place)
+        else:
+            place.unlink()
 
 
 def _is_of_comparison(place: Path) -> bool:

@@ -190,6 +190,9 @@ def _cache() -> Iterator[Finding]:
     elif folder.is_dir() and os.name == "posix" and folder.stat().st_mode & 0o022:
         remedy = f"chmod go-w {folder}, as decoded records there are believed"
         yield Finding("cache", "warning", f"{text}, which other users may change", remedy, facts)
+    elif some := [place for place in folder.glob("*-*") if place.is_dir() and place.stat().st_mode & 0o077]:
+        closed = f"chmod -R go-rwx {folder}, if they are of records of your own"
+        yield Finding("cache", "warning", f"{text}, of which other users may read {len(some)}", closed, facts)
     else:
         yield Finding("cache", "ok", text + ("" if folder.is_dir() else ", made when it is needed"), facts=facts)
     yield from _disk("cache disk", folder, f"free space, or {other}; fedstill data forget all empties the cache")

@@ -173,7 +173,7 @@ def _table(entry: Settings) -> dict[str, object]:
 
 
 def invite(place: Path, client: int, max_records: int | None, *, helper: bool | None = None) -> None:
-    """Note that a client is invited; one that is a member stays one, with its new limit and part if they are given."""
+    """Note that a client is invited; one that was stays what it is, with its new limit and part if they are given."""
     with _locked(place):
         roster = load(place)
         given = {"max_records": max_records, "helper": helper}
@@ -182,8 +182,9 @@ def invite(place: Path, client: int, max_records: int | None, *, helper: bool | 
             others = (other for other in roster.site if other.client != client)
             write(place, roster.model_copy(update={"site": (*others, limited)}))
             return
-        others_invited = (entry for entry in roster.invited if entry.client != client)
-        invited = Invited(client=client, max_records=max_records, helper=bool(helper))
+        others_invited = tuple(entry for entry in roster.invited if entry.client != client)
+        before = next((entry for entry in roster.invited if entry.client == client), Invited(client=client))
+        invited = before.model_copy(update={name: value for name, value in given.items() if value is not None})
         write(place, roster.model_copy(update={"invited": (*others_invited, invited)}))
 
 

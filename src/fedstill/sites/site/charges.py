@@ -259,17 +259,25 @@ def standing(
     Args:
         entries: the releases of one run, or of all.
         first: the first release of all runs, or of this run for a budget of a run; None for the first of ``entries``.
-        budget: the site's budget; None for no budget, of which every share is infinite.
+        budget: the site's budget; None for no budget, of which every share is infinite, and the epsilon the smallest
+            of those by filters for some budgets.
         delta: the budget's delta.
         past: composed costs of earlier releases; None for none.
     """
     uses: dict[Unit, accounting.Use] = {}
     for unit in dict.fromkeys([*_units(past), *(e.unit for e in entries)]):
         start = first or entries[0].cost
-        each = (accounting.used(costs, start, budget or 1.0, delta) for costs in _paths(entries, unit, past))
-        most = max(each, key=lambda use: use.share)
-        uses[unit] = most if budget is not None else most._replace(share=math.inf)
+        paths = _paths(entries, unit, past)
+        if budget is not None:
+            uses[unit] = max((accounting.used(costs, start, budget, delta) for costs in paths), key=lambda u: u.share)
+        else:
+            of_paths = (min(accounting.used(costs, start, some, delta).epsilon for some in _SOME) for costs in paths)
+            uses[unit] = accounting.Use(max(of_paths), math.inf)
     return uses
+
+
+_SOME = tuple(2.0**power for power in range(-4, 11))
+"""Budgets whose filters are tried where a site has none: each filter has one order, and its bound holds anyway."""
 
 
 def _units(past: Past | None) -> set[Unit]:

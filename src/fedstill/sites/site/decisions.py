@@ -199,20 +199,22 @@ def words(found: Mapping[str, Any]) -> list[str]:
         lines += [f"    {name}: {_KINDS[kind]}" for name, kind in fields.items()]
     left = "" if cost["left_share"] is None else f" (what other runs left: {100 * cost['left_share']:.1f} % of it)"
     if cost["at_most"] is None:
-        lines += ["Costs: the policy has no budget, so nothing can be charged."]
+        costs = "releases have no limit" if cost["unlimited"] else "nothing is released"
+        lines += [f"Costs: the policy has no budget, so {costs}."]
     else:
         lines += [f"Costs at most: epsilon {cost['at_most']:g} of the site's budget of {cost['budget']:g}{left}."]
     lines += ["A yes holds for this run, with this method and these settings, and for no other."]
     return [schema.clean(line, 1000) for line in lines]  # words of a server are among them
 
 
-def _cost(policy: SitePolicy, spec: RunSpec) -> dict[str, float | None]:
+def _cost(policy: SitePolicy, spec: RunSpec) -> dict[str, float | bool | None]:
     limits = [limit for limit in (policy.budget, policy.budget_per_run, spec.budget) if limit is not None]
     uses = shares(uses_of(SiteJournal(policy.state).standing(), policy.budget, policy.delta)).values()
     most = max((1.0 if use["share"] is None else use["share"] for use in uses), default=0.0)
     return {
         "budget": policy.budget,
         "at_most": min(limits) if policy.budget is not None else None,
+        "unlimited": policy.budget is None and policy.unprotected,
         "left_share": None if policy.budget is None else max(0.0, 1 - most),
     }
 

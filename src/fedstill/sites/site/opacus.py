@@ -53,6 +53,7 @@ class Import(Settings):
         charged = None
         if self.policy is not None:
             policy = SitePolicy.read(self.policy)
+            units.check_owner(policy.state, f"privacy import {place} --policy {self.policy}")
             _charge(events, name, place.name, content, policy)
             charged = {"ledger": str(policy.state), "entries": len(events), "budget": policy.budget}
         facts = {

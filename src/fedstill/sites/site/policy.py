@@ -64,7 +64,8 @@ class SitePolicy(Settings):
     """Names of the classes of the site's records, which "fedstill site init" writes here: a public statement, so that a
     run without one of them is refused before the records are read, and a failure tells nothing of a rare class."""
     budget: Annotated[float, Gt(0), Le(1e8)] | None = None
-    """Maximum epsilon, for each unit, of all releases of all runs together; None releases nothing."""
+    """Maximum epsilon, for each unit, of all releases of all runs together; None releases nothing, or without a limit
+    if ``unprotected``."""
     delta: Annotated[float, Ge(LEAST_DELTA), Lt(1)] = 1e-5
     """Delta of that epsilon, and the maximum delta of a run."""
     budget_per_run: PositiveFloat | None = None
@@ -426,7 +427,7 @@ def words(policy: SitePolicy) -> Iterator[str]:
         name = entry if len(steps) > 1 else entry.rpartition(".")[0] or entry
         for step in steps:
             if _refusal(policy, method, step) is None:
-                yield from (f"{name}, step {step}: {field}" for field in _fields(method, step))
+                yield from (f"{name}, step {step}: {field}" for field in _fields(policy, method, step))
     if policy.budget is not None:
         yield (
             f"all runs together: epsilon {policy.budget:g} at delta {policy.delta:g} for each unit that a method "
@@ -450,10 +451,11 @@ def words(policy: SitePolicy) -> Iterator[str]:
     yield f"nothing else: neither files of {policy.data} nor what another step would send"
 
 
-def _fields(method: Method, step: str) -> Iterator[str]:
+def _fields(policy: SitePolicy, method: Method, step: str) -> Iterator[str]:
     fields = steps_of(method)[step].reply.schema
+    charged = "charged to the budget" if policy.budget is not None else "without a limit, as there is no budget"
     for protection, how in (
-        ("released", "with privacy noise, charged to the budget"),
+        ("released", f"with privacy noise, {charged}"),
         ("public", "as it is; the method holds it to be public"),
         ("unprotected", "as it is, WITHOUT PROTECTION"),
     ):
