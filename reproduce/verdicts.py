@@ -34,6 +34,7 @@ EXTENDED = (
     "four-in-one-mnist.json",
     "fedkadp-mnist-shards-2-clip-5.json",
     "fedkadp-mnist-shards-2-clip-2.json",
+    "fedkadp-fedavg-same-schedule.json",
     "fedauxfdp-cifar10-0.01-one-extractor.json",
 )
 """Files whose runs were looked at with `LOOKED` seeds, and got more afterwards: their p values count twice."""

@@ -274,3 +274,22 @@ def test_five_seeds_of_one_class_a_client() -> None:
             cells[label].append(spread([*found[label].values()], 2))
         assert all(own[seed] < found["fedgm"][seed] for name, own in found.items() if "-20" in name for seed in own)
     assert f"over all five FedGM {' and '.join(cells['fedgm'])}, REAL {' and '.join(cells['real'])}." in page
+
+
+def test_attacks_on_one_schedule() -> None:
+    page, papers = ((ROOT / "docs" / name).read_text() for name in ("attacks.md", "papers.md"))
+    runs = reproduced("fedkadp-fedavg-same-schedule.json")
+    auc: dict[str, list[float]] = {}
+    for label, row in (("fedavg", "FedAvg"), ("fedkadp", "FedKADP, eps 9 per record")):
+        own = [run for run in runs if run["label"] == label]
+        assert sorted(run["seed"] for run in own) == [0, 1, 2, 3, 4]
+        found = [run["membership"][0] for run in sorted(own, key=lambda run: run["seed"])]
+        auc[label] = [one["online"]["auc"] for one in found]
+        caught = [rate["tpr"] for one in found for rate in one["online"]["rates"] if rate["fpr"] == 0.01]
+        guesses = [one["posteriors"]["whole"]["members"] for one in found]
+        shares = [auc[label], *([guess[name] for guess in guesses] for name in ("precision", "recall", "f1"))]
+        cells = [f"{mean(some):.3f} ± {stdev(some):.3f}".replace("0.", ".") for some in shares]
+        line = [spread([run["accuracy"] for run in own], 1), cells[0], spread(caught, 1), *cells[1:]]
+        assert f"| {row} | {' | '.join(line)} |" in page
+        assert cells[0] in papers
+    assert all(kadp < avg for kadp, avg in zip(auc["fedkadp"], auc["fedavg"], strict=True))

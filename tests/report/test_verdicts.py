@@ -95,9 +95,8 @@ BACKED = {
         for length in ("", " at its best length (2)")
     ],
     "Figure 6 (sigma 5, 10, 15)": [
-        f"MNIST, two blocks a client, clipping length 5: FedKADP better at sigma {less} than at {more}, "
-        "mean of the last five evaluations"
-        for less, more in ((5, 10), (10, 15))
+        f"MNIST, two blocks a client, clipping length 5: FedKADP better at sigma {less} than at {more}, {when}"
+        for less, more, when in ((5, 10, "last round"), (10, 15, "mean of the last five evaluations"))
     ],
     "Figure 5 (share of clients: .01, .05, .1)": [
         "MNIST, one block: FedKADP better with .1 of the clients than with .01, mean of the last five"
