@@ -70,7 +70,7 @@ def coded(folder: Path) -> RunRecord:
     """A run on a table by its schema."""
     place = folder / "schema.toml"
     place.write_text(SCHEMA)
-    task = {"schema_file": str(place), "out": folder / "coded"}
+    task = {"schema_file": place, "out": folder / "coded"}
     return fedstill.run("fedavg", data=patients(0), **task, **LINEAR)  # type: ignore[arg-type]
 
 
@@ -319,7 +319,7 @@ def test_an_empty_line_of_a_file_with_one_column_is_a_gap(missing: float | None,
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"x": rng.normal(size=200).clip(-5, 5)})
     frame["died"] = np.where(frame["x"] > 0, "yes", "no")
-    run = fedstill.run("fedavg", data=frame, schema_file=str(tmp_path / "s.toml"), out=tmp_path / "run", **LINEAR)  # type: ignore[arg-type]
+    run = fedstill.run("fedavg", data=frame, schema_file=tmp_path / "s.toml", out=tmp_path / "run", **LINEAR)  # type: ignore[arg-type]
     (tmp_path / "new.csv").write_text("x\n1.5\n\n-1.5\n0.2\n")
     if missing is None:
         with pytest.raises(InputError, match="'x'"):

@@ -390,7 +390,7 @@ class SharedSettings(TypedDict, total=False):
     partition: str
     public: str | None
     scale: str | None
-    schema_file: str | None
+    schema_file: Path | str | None
     size: int | None
     slow: float
     std: Sequence[float] | float

@@ -76,7 +76,8 @@ def _dictionary(name: str, base: str, kinds: Iterable[type[Settings]], without: 
     for kind in kinds:
         for key, field in kind.model_fields.items():
             if key not in without:
-                fields.setdefault(key, {}).update(dict.fromkeys(_words(field.annotation)))
+                paths = ["Path"] * (key == "schema_file")  # which a run's configuration keeps as a text
+                fields.setdefault(key, {}).update(dict.fromkeys([*paths, *_words(field.annotation)]))
     return [
         f"class {name}({base}, total=False):",
         *(f"    {key}: {' | '.join(words)}" for key, words in sorted(fields.items())),

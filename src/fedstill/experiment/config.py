@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -285,6 +286,11 @@ class Experiment(Settings):
         if not known:
             raise ValueError("it must be private:EPSILON with an epsilon above 0, as private:1")
         return text
+
+    @field_validator("schema_file", mode="before")
+    @classmethod
+    def _as_text(cls, path: object) -> object:
+        return os.fspath(path) if isinstance(path, os.PathLike) else path
 
     @field_validator("device")
     @classmethod
