@@ -45,7 +45,7 @@ nitpicky = False
 def _api() -> str:
     """The page of public names, which `fedstill._PLACES` lists."""
     reading = "run", "RunRecord", "Guarantee", "Refusal", "read_run", "find_runs", "compare", "to_pandas"
-    models = "load_model", "Trained", "evaluate", "Evaluation", "publish"
+    models = "load_model", "Trained", "evaluate", "Evaluation", "predict", "Predictions", "publish"
     groups = {
         "Run and read": (*reading, *models, "write_report", "Watcher"),
         "Tune, attack and plan": ("sweep", "attack", "audit", "plan"),
