@@ -1,7 +1,7 @@
 """The base of every settings class, shared types of fields, and an invalid setting in one sentence."""
 
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
@@ -52,6 +52,14 @@ class Settings(BaseModel):
         field = cls.model_fields[info.field_name or ""]
         if not any(isinstance(part, _OWN_VALIDATORS) for part in field.metadata):
             _check_truth(field.annotation, value)
+        return value
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_set(cls, value: object) -> object:
+        """A set has no order, which a list of names, of numbers or of tries has."""
+        if isinstance(value, Set):
+            raise ValueError("a set has no order; give a list")
         return value
 
     @field_validator("*", mode="before")
@@ -152,7 +160,9 @@ def sentence(
         return f"{name} is not a setting here{_remedy(name, kind, also, owners)}"
     if first["type"] == "value_error" and isinstance(first["input"], dict):  # settings that conflict
         return f"{name}: {why}" if first["loc"] else why
-    return f"{name} is {value if _is_number(value) else repr(value)}; {why}"
+    shown = repr(value)
+    shown = f"a {type(value).__name__}" if "\n" in shown else shown  # a table's rows are nobody's but its owner's
+    return f"{name} is {value if _is_number(value) else shown}; {why}"
 
 
 def _remedy(name: str, kind: type[Settings] | None, also: Collection[str], owners: Mapping[str, type[Settings]]) -> str:

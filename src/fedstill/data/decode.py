@@ -281,7 +281,10 @@ def plain_types(table: "pa.Table") -> "pa.Table":
                 table = table.set_column(i, column.name, pa.chunked_array(decoded, kind))
         if pa.types.is_string_view(kind) or pa.types.is_large_string(kind):
             kind = pa.string()
-        if isinstance(kind, pa.BaseExtensionType):  # a tensor of fixed shape, say
+        if isinstance(kind, pa.BaseExtensionType) and kind.extension_name == "pandas.period":  # its storage is a count
+            texts = [None if value != value else str(value) for value in table[i].to_pandas()]
+            table = table.set_column(i, column.name, pa.array(texts, pa.string()))
+        elif isinstance(kind, pa.BaseExtensionType):  # a tensor of fixed shape, say
             table = table.set_column(i, column.name, pa.chunked_array([c.storage for c in table[i].chunks]))
         elif kind != column.type:
             table = table.set_column(i, column.name, table[i].cast(kind))

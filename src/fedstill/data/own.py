@@ -1,6 +1,6 @@
 """Data sets of objects in memory: tensors, arrays, frames, data sets of torch and of Hugging Face, one per client."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +17,10 @@ from fedstill.data import cache, pictures, sources, vectors
 from fedstill.data.decode import Split, composed, in_order, numbered, with_all_names
 from fedstill.data.names import PERSON
 from fedstill.data.places import AS_IT_IS, OWN, Reading, find
-from fedstill.data.published import COLUMNS, measured_columns
+from fedstill.data.published import COLUMNS, measured_columns, numbers_are_names
 from fedstill.data.readers import read_datasets, read_frame
 from fedstill.data.sources import complete
-from fedstill.data.table_schema import TableSchema
+from fedstill.data.table_schema import TableSchema, number_of
 from fedstill.schema import short
 
 if TYPE_CHECKING:
@@ -56,7 +56,11 @@ def from_torch(
         InputError: records differ in shape, are neither images nor vectors, have values that are not finite, or do not
             fit the labels.
     """
+    if isinstance(class_names, str | Set) or not all(isinstance(n, str | int) for n in class_names):
+        raise ValueError(f"class_names are {class_names!r}; give a list of names, in the order of their numbers")
     named = tuple(nfc(str(name)) for name in class_names)
+    if twice := repeated(named):
+        raise ValueError(f"class_names have {twice!r} twice; give each class a name of its own")
     own = {key: _whole(key, values, name) for key, values in (columns or {}).items()}
     first = _split(train, f"the train split of {name!r}", named, own)
     second = None if test is None else _split(test, f"the test split of {name!r}", named, {})
@@ -74,10 +78,11 @@ def from_torch(
 
 def _whole(key: str, values: Any, name: str) -> np.ndarray:
     """The values of a column, without gaps."""
-    found = array_of(values, f"the values of {key!r} of {name!r}")
-    items = list(values) if isinstance(values, list | tuple) else found.reshape(-1).tolist()
-    if all(isinstance(item, str) for item in items):
-        return composed(np.array(items))
+    items = list(values) if isinstance(values, list | tuple) else []
+    is_mixed = any(isinstance(item, str) for item in items) and not all(isinstance(item, str) for item in items)
+    found = np.empty(0, object) if is_mixed else array_of(values, f"the values of {key!r} of {name!r}")
+    if not is_mixed and all(isinstance(item, str) for item in items or found.reshape(-1).tolist()):
+        return composed(np.array(items or found.reshape(-1).tolist()))
     if found.dtype.kind not in "iufb" or not np.isfinite(found).all():
         raise ValueError(f"column {key!r} of {name!r} has gaps, or values of several types; give each record one text")
     return found
@@ -96,19 +101,24 @@ def _split(pairs: Pairs, where: str, class_names: tuple[str, ...], columns: dict
     numbers, names = _classes(labels, where, class_names)
     is_text = names != class_names
     if records.ndim == 2 and records.dtype.kind in "biuf":
-        found = vectors.of_array(records, where)
+        found = _apart(vectors.of_array(records, where), records)
         return Split(found, numbers, names, columns, is_text, rounding=vectors.rounding(records, found))
-    return Split(_pixels(records, where), numbers, names, columns, is_text)
+    return Split(_apart(_pixels(records, where), records), numbers, names, columns, is_text)
+
+
+def _apart(found: NDArray[Any], given: NDArray[Any]) -> NDArray[Any]:
+    """``found``, copied where it is the caller's own memory, which may change before a run."""
+    return found.copy() if np.may_share_memory(found, given) else found
 
 
 def _classes(labels: NDArray[Any], where: str, names: tuple[str, ...]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """The class of each record, and the classes' names: ``names``, or the labels', sorted, if these are names."""
     if labels.dtype.kind in "iu":
-        return labels.astype(np.int64), names
+        return _by_places(labels, names, where), names
     values = [_label(value, i, where) for i, value in enumerate(labels.tolist())]
     kinds = [isinstance(value, str) for value in values]
     if not any(kinds):
-        return np.array(values, np.int64), names
+        return _by_places(np.array(values, np.int64), names, where), names
     if not all(kinds):
         other = kinds.index(not kinds[0])
         raise ValueError(
@@ -122,6 +132,30 @@ def _classes(labels: NDArray[Any], where: str, names: tuple[str, ...]) -> tuple[
                 "add it to them or drop the item"
             )
     return numbered(list(map(str, values)), names)
+
+
+def _by_places(labels: NDArray[Any], names: Sequence[str], where: str) -> NDArray[np.int64]:
+    """The places of integers in a list of names: they are these, or names where one is another number than its place.
+
+    Raises:
+        ValueError: they are names, and one is none of the list.
+    """
+    return _by_names(labels, names, where, "the") if numbers_are_names(names) else labels.astype(np.int64)
+
+
+def _by_names(labels: NDArray[Any], names: Sequence[str], where: str, whose: str) -> NDArray[np.int64]:
+    """The places of integers that are names of a list.
+
+    Raises:
+        ValueError: one is none of them.
+    """
+    place = {int(name): i for i, name in enumerate(names) if name.isascii() and name.isdigit()}
+    if other := [label for label in np.unique(labels).tolist() if label not in place]:
+        raise ValueError(
+            f"{where} has the class {other[0]}, an integer, but {whose} classes are {', '.join(names[:5])}; give all "
+            "clients' classes names, or all numbers"
+        )
+    return np.array([place[label] for label in labels.tolist()], np.int64)
 
 
 def _label(value: Any, i: int, where: str) -> int | str:
@@ -156,6 +190,19 @@ def _items(data: Dataset[Any], where: str) -> tuple[NDArray[Any], NDArray[Any]]:
     return np.stack(records) if records else np.empty(0), np.array(labels, object)
 
 
+def _check_list(values: Sequence[Any], where: str) -> None:
+    """Refuse what NumPy would read without a word: gaps among texts, and rows whose masks it drops.
+
+    Raises:
+        ValueError: some values are texts and others are none, or some rows are masked.
+    """
+    texts = [isinstance(value, str) for value in values]
+    if any(texts) and not all(texts):
+        raise ValueError(f"{where} are texts, but item {texts.index(False)} is none; give all as texts, or drop it")
+    if any(isinstance(value, np.ma.MaskedArray) and np.ma.getmaskarray(value).any() for value in values):
+        raise ValueError(f"{where} have masked values; fill them, as with .filled(0), or drop the records")
+
+
 def array_of(values: Any, where: str) -> NDArray[Any]:
     """Numbers, names or a picture as an array; a picture of Pillow's as ``(c, h, w)``, with its own colours.
 
@@ -168,6 +215,10 @@ def array_of(values: Any, where: str) -> NDArray[Any]:
         return numbers
     if type(values).__module__.startswith("PIL."):
         return pictures.exact(values, where, is_file=False).transpose(2, 0, 1)
+    if hasattr(values, "toarray"):  # a sparse matrix of SciPy
+        values = values.toarray()
+    if isinstance(values, list | tuple):
+        _check_list(values, where)
     if _are_pictures(values):
         values = [array_of(one, f"item {i} of {where}") for i, one in enumerate(values)]
         if other := next((i for i, one in enumerate(values) if one.shape != values[0].shape), 0):
@@ -348,6 +399,7 @@ def _splits(data: Any, where: str, reading: Reading) -> tuple[Split, Split | Non
         saved = data if isinstance(data, Mapping) else {"train": data}
         return read_datasets(lambda: saved, where, reading.schema or reading.label)
     if isinstance(data, tuple | list) and len(data) == 2 and _is_frame(data[0]):
+        _check_index(data[0], data[1], where)
         return _read_pair(table(data[0], where), data[1], where, reading)
     if _is_frame(data):
         return read_frame(table(data, where), where, reading.schema or reading.label)
@@ -361,6 +413,22 @@ def _splits(data: Any, where: str, reading: Reading) -> tuple[Split, Split | Non
         "(X, y), a pandas, polars or Arrow table, a Dataset of torch or of Hugging Face, or a list of these, one for "
         "each client"
     )
+
+
+def _check_index(frame: Any, labels: Any, where: str) -> None:
+    """Refuse a pandas column of classes whose index has the frame's values in another order: rows pair by place.
+
+    Raises:
+        ValueError: it has.
+    """
+    own, other = getattr(frame, "index", None), getattr(labels, "index", None)
+    if own is None or other is None or callable(own) or callable(other) or len(own) != len(other):
+        return
+    if own.is_unique and not own.equals(other) and own.sort_values().equals(other.sort_values()):
+        raise ValueError(
+            f"the classes of {where} have the index of the rows in another order; align them, as with y.loc[X.index], "
+            "or drop an index that means nothing: y.to_numpy()"
+        )
 
 
 def _read_pair(given: "pa.Table", labels: Any, where: str, reading: Reading) -> tuple[Split, Split | None]:
@@ -399,12 +467,13 @@ def table(frame: Any, where: str, columns: Sequence[str] | None = None) -> "pa.T
         frame = pa.Table.from_batches([frame])
     if isinstance(frame, pa.Table):
         if wanted is None:
+            _refuse_twins([nfc(name) for name in frame.column_names], where)
             return frame
         names = [nfc(name) for name in frame.column_names if nfc(name) in wanted]
         _refuse_twins(names, where)
         return frame.select([name for name in frame.column_names if nfc(name) in wanted]).rename_columns(names)
     if wanted is not None:
-        frame = frame[[name for name in frame.columns if nfc(str(name)) in wanted]]
+        frame = frame[[name for name in frame.columns if nfc(_text_of(name)) in wanted]]
     try:
         if hasattr(frame, "to_arrow"):  # polars, whose column of objects has their addresses as bytes
             found: pa.Table = frame.to_arrow()
@@ -417,9 +486,14 @@ def table(frame: Any, where: str, columns: Sequence[str] | None = None) -> "pa.T
         if any(isinstance(kind, pd.SparseDtype) for kind in frame.dtypes):
             frame = frame.apply(lambda one: one.sparse.to_dense() if isinstance(one.dtype, pd.SparseDtype) else one)
         indexes = [name for name in frame.index.names if name is not None and (wanted is None or name in wanted)]
-        return pa.Table.from_pandas(frame, preserve_index=None if indexes else False)
+        return pa.Table.from_pandas(frame, preserve_index=bool(indexes))
     except (pa.ArrowException, OverflowError) as error:
         raise ValueError(f"{where} have {_mixed(frame)}; give each column one type, and numbers of 64 bits") from error
+
+
+def _text_of(name: object) -> str:
+    """The name of a pandas column as Arrow has it, of several levels too."""
+    return str(tuple(map(str, name))) if isinstance(name, tuple) else str(name)
 
 
 def _refuse_twins(names: Sequence[str], where: str) -> None:
@@ -439,17 +513,6 @@ def _mixed(frame: Any) -> str:
     return "an index of several types"
 
 
-def _by_name(part: Split, names: tuple[str, ...], client: int) -> Split:
-    """The records of a client whose classes are numbers, as those of the same names."""
-    place = {int(name): i for i, name in enumerate(names) if name.isascii() and name.isdigit()}
-    if other := [label for label in np.unique(part.labels).tolist() if label not in place]:
-        raise ValueError(
-            f"client {client} has the class {other[0]}, an integer, but another client's classes are "
-            f"{', '.join(names[:5])}; give all clients' classes names, or all numbers"
-        )
-    return replace(part, labels=np.array([place[label] for label in part.labels.tolist()], np.int64))
-
-
 def _named(parts: Sequence[Split]) -> tuple[tuple[str, ...], list[Split]]:
     """The names of classes that have numbers, as the first client states them, and all parts numbered by them."""
     names = next((part.class_names for part in parts if part.class_names), ())
@@ -463,9 +526,21 @@ def _named(parts: Sequence[Split]) -> tuple[tuple[str, ...], list[Split]]:
                 )
             part = part.numbered(names)
         elif names and not part.class_names:
-            part = _by_name(part, names, i)
+            part = replace(part, labels=_by_names(part.labels, names, f"client {i}", "another client's"))
         numbered.append(part)
     return names, numbered
+
+
+def _check_numbers(names: Sequence[str]) -> None:
+    """Refuse classes of several clients whose names are one number, as 1 and 1.0: a gap makes a column's decimals.
+
+    Raises:
+        ValueError: there are such.
+    """
+    known: dict[float, str] = {}
+    for name in names:
+        if (number := number_of(name)) is not None and (other := known.setdefault(number, name)) != name:
+            raise ValueError(f"clients have the classes {other!r} and {name!r}, which are one number; write them alike")
 
 
 def _shared_persons(parts: Sequence[Split]) -> list[str]:
@@ -487,6 +562,7 @@ def _joined(splits: Sequence[Split], *, marked: bool = False) -> Split:
     if any(split.is_text != first.is_text for split in splits):
         raise ValueError("the labels of some clients' data are names, those of others numbers; give all the same kind")
     names = tuple(in_order(name for split in splits for name in split.class_names)) if first.is_text else ()
+    _check_numbers(names)
     parts = [split.numbered(names) if names else split for split in splits]
     if not names:
         names, parts = _named(parts)
@@ -505,7 +581,9 @@ def _joined(splits: Sequence[Split], *, marked: bool = False) -> Split:
                 f"{first.images.shape[1:]}; give all the same"
             )
         order = [part.features.index(name) for name in first.features]
-        ordered.append(replace(part, images=part.images[:, order], features=first.features) if order else part)
+        rounding = None if part.rounding is None or not order else part.rounding[order]
+        own = replace(part, images=part.images[:, order], features=first.features, rounding=rounding) if order else part
+        ordered.append(own)
     shared = [c for c in first.columns if all(c in part.columns for part in ordered)]
     columns = {c: np.concatenate([part.columns[c] for part in ordered]) for c in shared}
     if marked:

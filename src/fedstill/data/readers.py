@@ -263,6 +263,20 @@ def read_datasets(load: "Callable[[], Mapping[str, datasets.Dataset]]", where: s
     return _read_datasets(load, where, None, "give a datasets.Dataset or DatasetDict", None, label)
 
 
+def rows_of(data: "datasets.Dataset", where: str) -> "pa.Table":
+    """The rows of a data set of Hugging Face, of the columns that its format has.
+
+    Raises:
+        ValueError: it has a transform, which its rows as they are stored have not.
+    """
+    if data.format["type"] == "custom":
+        raise ValueError(
+            f"{where} has a transform (with_transform), which is not applied; apply it with map, or drop it"
+        )
+    table: pa.Table = data.select_columns(list(data.format["columns"])).with_format("arrow")[:]
+    return table
+
+
 def read_frame(table: "pa.Table", where: str, label: Stated) -> Splits:
     """An Arrow table in memory; ``label`` is the column of classes, if it is stated."""
     return _read_tables({"train": where}, lambda _: plain_types(table), where, None, Path(), None, label)
@@ -320,7 +334,7 @@ def _read_datasets(
         for name, feature in data.features.items():
             if isinstance(feature, Image):
                 data = data.cast_column(name, Image(decode=False))
-        return data.with_format("arrow")[:]
+        return rows_of(data, where)
 
     taken = {name: f"{data.num_rows:,} rows" for name, data in splits.items()}
     return _read_tables(taken, table, where, known, Path(), fit, label)

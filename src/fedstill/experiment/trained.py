@@ -23,6 +23,7 @@ from fedstill.base.settings import is_truth
 from fedstill.base.weights import load, state
 from fedstill.data import features, own, vectors
 from fedstill.data.decode import plain_types
+from fedstill.data.readers import rows_of
 from fedstill.data.table_schema import TableSchema
 from fedstill.evaluation import in_unit
 from fedstill.experiment.job import Job
@@ -139,7 +140,7 @@ class Trained(nn.Module):
         if hasattr(records, "collect"):  # a lazy frame of polars
             records = records.collect()
         if hasattr(records, "with_format") and not isinstance(records, Mapping):  # a data set of Hugging Face
-            records = records.with_format("arrow")[:]
+            records = rows_of(records, "the data set")
         if hasattr(records, "columns") and (self.schema is not None or self.columns):
             needed = self.columns if self.schema is None else tuple(self.schema.columns)
             records = self._rows(plain_types(own.table(records, "the table", needed)))
@@ -147,8 +148,11 @@ class Trained(nn.Module):
             found = own.array_of(records, "the records")
             if found.dtype.kind not in "biufUO" or not found.ndim:
                 raise ValueError(f"the records are {in_words(type(records).__name__)}; give numbers, texts or a table")
-            records = found.tolist() if found.dtype.kind in "UO" else torch.from_numpy(np.ascontiguousarray(found))
+            kind = np.float64 if found.dtype == np.longdouble else found.dtype.newbyteorder("=")
+            made = found.tolist() if found.dtype.kind in "UO" else torch.from_numpy(np.ascontiguousarray(found, kind))
+            records = made
         if isinstance(records, Tensor):
+            records = records if records.layout == torch.strided else records.to_dense()
             if records.is_complex():
                 raise ValueError(f"the records are {records.dtype}; give real numbers")
             finite = (records.float() if records.is_floating_point() else records).isfinite()  # as the model has them
