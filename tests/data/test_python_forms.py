@@ -119,6 +119,14 @@ def test_other_forms_of_the_same_records_are_predicted_alike(form: str) -> None:
     np.testing.assert_allclose(run.load_model().predict_proba(given), expected, rtol=1e-5)
 
 
+def test_a_column_that_is_called_client_is_said_to_have_other_values() -> None:
+    frame = FRAME.assign(client=[f"p{i}" for i in range(200)], label=Y)
+    data, _ = own.given([frame.iloc[:100], frame.iloc[100:]])
+    said = "the column 'client' has the numbers of clients, not your own values; rename yours"
+    assert said in data.remarks and {*data.columns["client"].tolist()} == {0, 1}
+    assert said not in own.given([frame.iloc[:100, 1:4].assign(label=Y[:100])] * 2)[0].remarks
+
+
 @pytest.mark.parametrize("index", [pd.RangeIndex(200), pd.Index(range(200))])
 def test_an_index_with_a_name_is_a_column_of_whatever_kind(index: Any) -> None:
     frame = FRAME.set_index(index.rename("patient"))

@@ -556,6 +556,23 @@ def _shared_persons(parts: Sequence[Split]) -> list[str]:
     return found
 
 
+def _in_order(part: Split, features: tuple[str, ...]) -> Split:
+    """A client's records with the columns of numbers in this order."""
+    order = [part.features.index(name) for name in features]
+    if not order:
+        return part
+    rounding = None if part.rounding is None else part.rounding[order]
+    return replace(part, images=part.images[:, order], features=features, rounding=rounding)
+
+
+def _of_several(parts: Sequence[Split], marked: bool) -> list[str]:
+    """Remarks on what several clients' records have in common."""
+    found = _shared_persons(parts)
+    if marked and any(CLIENT in part.columns for part in parts):
+        found.append(f"the column {CLIENT!r} has the numbers of clients, not your own values; rename yours")
+    return found
+
+
 def _joined(splits: Sequence[Split], *, marked: bool = False) -> Split:
     """The records of several clients as one split; classes that are names are numbered over all."""
     first = splits[0]
@@ -580,10 +597,7 @@ def _joined(splits: Sequence[Split], *, marked: bool = False) -> Split:
                 f"client {i}'s records have shape {part.images.shape[1:]}, those of client 0 "
                 f"{first.images.shape[1:]}; give all the same"
             )
-        order = [part.features.index(name) for name in first.features]
-        rounding = None if part.rounding is None or not order else part.rounding[order]
-        own = replace(part, images=part.images[:, order], features=first.features, rounding=rounding) if order else part
-        ordered.append(own)
+        ordered.append(_in_order(part, first.features))
     shared = [c for c in first.columns if all(c in part.columns for part in ordered)]
     columns = {c: np.concatenate([part.columns[c] for part in ordered]) for c in shared}
     if marked:
@@ -601,7 +615,7 @@ def _joined(splits: Sequence[Split], *, marked: bool = False) -> Split:
         first.is_text,
         first.features,
         np.max(errors, axis=0) if errors else None,
-        remarks=(*dict.fromkeys(remark for part in ordered for remark in part.remarks), *_shared_persons(ordered)),
+        remarks=(*dict.fromkeys(remark for part in ordered for remark in part.remarks), *_of_several(ordered, marked)),
         targets=None if first.targets is None else np.concatenate([part.targets for part in ordered]),
         gaps=gaps,
     )
