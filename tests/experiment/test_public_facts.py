@@ -70,7 +70,7 @@ def test_a_data_set_of_ones_own_says_which_of_its_facts_are_private() -> None:
     assert not run("fedavg-p", data=private, **task, **settings).guarantee.holds
     assert run("fedavg-p", data=private, **task, **settings, mean=(0.5,), std=(0.25,)).guarantee.holds
     assert run("fedavg-p", data=DataSet(**facts, measured=()), **task, **settings).guarantee.holds
-    torchs = from_torch((digits.train.images, digits.train.labels), class_names="abcdefghij")
+    torchs = from_torch((digits.train.images, digits.train.labels), class_names=list("abcdefghij"))
     assert torchs.measured == ("normalisation",)
 
 
