@@ -301,3 +301,29 @@ def test_attacks_on_one_schedule() -> None:
         assert f"| {row} | {' | '.join(line)} |" in page
         assert cells[0] in papers
     assert all(kadp < avg for kadp, avg in zip(auc["fedkadp"], auc["fedavg"], strict=True))
+
+
+def test_dense_with_the_authors_clients_on_three_seeds() -> None:
+    page = (ROOT / "docs" / "methods" / "dense.md").read_text()
+    methods = ("feddf", "fed-dafl", "fed-adi", "dense")
+    pairs: list[dict[str, float]] = []
+    for data, name in (("mnist", "MNIST"), ("fashion_mnist", "Fashion-MNIST")):
+        for alpha in (0.3, 0.5) if data == "mnist" else (0.1, 0.3):
+            runs = reproduced(f"dense-authors-{data}-{alpha}.json")
+            own = {label: {r["seed"]: r["accuracy"] for r in runs if r["label"] == label} for label in methods}
+            assert all(sorted(values) == [0, 1, 2] for values in own.values())
+            last = [run["last"] for run in runs if run["label"] == "dense"]
+            facts = [spread([one[key] for one in last]) for key in ("clients_alone", "average", "ensemble")]
+            best = max(methods, key=lambda label: mean(own[label].values()))
+            cells = [spread([*own[label].values()]) for label in methods]
+            bold = [
+                f"**{c.replace(' ', '** ', 1)}" if label == best else c for label, c in zip(methods, cells, strict=True)
+            ]
+            assert f"| {name} {str(alpha)[1:]} | {' | '.join([*facts, *bold])} |" in page
+            alone = {run["seed"]: run["last"]["average"] for run in runs if run["label"] == "dense"}
+            pairs += [{**{label: own[label][s] for label in methods}, "average": alone[s]} for s in range(3)]
+    above = {
+        name: sum(one["dense"] > one[name] for one in pairs) for name in ("fed-adi", "feddf", "average", "fed-dafl")
+    }
+    assert above == {"fed-adi": 11, "feddf": 9, "average": 11, "fed-dafl": 6}
+    assert sum(max(methods, key=one.__getitem__) == "dense" for one in pairs) == 4
