@@ -138,3 +138,12 @@ def test_no_row_of_a_table_is_in_a_sentence() -> None:
     with pytest.raises(InputError) as refused:
         fedstill.sweep({"data": FRAME, "methods": {"fedavg": {}}}, out="none")
     assert "DataFrame" in str(refused.value) and f"{X[0, 0]:.4f}" not in str(refused.value)
+
+
+@pytest.mark.parametrize("form", [np.array, pd.Series, pd.Index, tuple])
+def test_settings_that_are_lists_take_arrays_and_columns(form: Callable[[Any], Any]) -> None:
+    task = {**TASK, "class_names": form(["no", "yes"])}
+    run = fedstill.run("fedavg", data=(X, Y), mean=form([0.0] * 4), std=form([1.0] * 4), **task)
+    assert run.config["experiment"]["class_names"] == ["no", "yes"] and run.config["experiment"]["std"] == [1.0] * 4
+    with pytest.raises(InputError, match="mean"):
+        fedstill.run("fedavg", data=(X, Y), mean=form([True] * 4), std=1.0, **TASK)

@@ -66,14 +66,17 @@ class Settings(BaseModel):
     @classmethod
     def _no_empty_path(cls, value: object, info: ValidationInfo) -> object:
         """An empty text, as of a shell's unset variable, would be the working folder."""
-        if value == "" and cls.model_fields[info.field_name or ""].annotation in (Path, Path | None):
+        kind = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, str) and not value and kind in (Path, Path | None):
             raise ValueError("give a path, or . for the working folder")
         return value
 
     @field_validator("*", mode="before")
     @classmethod
     def _one_number_for_several(cls, value: object, info: ValidationInfo) -> object:
-        """A number where any number of them may stand, as ``mean=0.3``."""
+        """A number where any number of them may stand, as ``mean=0.3``; an array or a column as its list."""
+        if getattr(value, "ndim", 0) == 1 and hasattr(value, "tolist"):
+            return value.tolist()
         kind = cls.model_fields[info.field_name or ""].annotation
         alone = isinstance(value, int | float) and not isinstance(value, bool)
         return (value,) if alone and get_origin(kind) is tuple and ... in get_args(kind) else value
