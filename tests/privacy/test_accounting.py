@@ -298,3 +298,13 @@ def test_a_charge_never_lowers_a_renyi_sum() -> None:
         for rate in (1e-6, 0.1, 0.5, 0.999):
             event = Gaussian(noise_multiplier=noise, sampling=rate, count=10**9)
             assert all(accounting.renyi(event, order) >= 0 for order in (2, 3, 16, 64, 255))
+
+
+@pytest.mark.parametrize("order", [2, 16, 256])
+def test_no_pure_release_costs_less_than_nothing(order: int) -> None:
+    """At an epsilon of 1e-9 rounding made a divergence of -1e-17, and a share of a budget below 0."""
+    for power in np.arange(-12, -1, 0.25):
+        epsilon = float(10**power)
+        exact = order * epsilon**2 / 2  # to the second order
+        assert exact * (1 - order * epsilon) <= accounting.renyi(Pure(epsilon=epsilon), order) <= exact * (1 + 1e-7)
+    assert accounting.used([Pure(epsilon=1e-9)], Pure(epsilon=1e-9), 2.0, 1e-5).share > 0
