@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -352,18 +353,18 @@ def test_a_frame_s_column_of_splits_is_followed() -> None:
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="needs root, to become somebody who may not read")
-def test_a_folder_that_cannot_be_read_is_missed(tmp_path: Path) -> None:
-    for i in range(3):
-        (tmp_path / f"h{i}").mkdir()
-        (tmp_path / f"h{i}" / "t.csv").write_text("a,b,label\n" + BODY)
-    (tmp_path / "h1").chmod(0)
-    for place in (tmp_path, *tmp_path.parents):  # one above may be closed again, by another session of pytest
-        if not place.stat().st_mode & 0o5 == 0o5:
-            place.chmod(place.stat().st_mode | 0o55)
-    code = "import os, sys\nfrom pathlib import Path\nfrom fedstill.data import walk\nos.setuid(65534)\n"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}walk.walk(Path({str(tmp_path)!r}))"], capture_output=True, text=True
-    )
+def test_a_folder_that_cannot_be_read_is_missed() -> None:
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folder is closed by each session that begins
+        place = Path(name)
+        place.chmod(0o755)
+        for i in range(3):
+            (place / f"h{i}").mkdir()
+            (place / f"h{i}" / "t.csv").write_text("a,b,label\n" + BODY)
+        (place / "h1").chmod(0)
+        code = "import os, sys\nfrom pathlib import Path\nfrom fedstill.data import walk\nos.setuid(65534)\n"
+        done = subprocess.run(
+            [sys.executable, "-c", f"{code}walk.walk(Path({name!r}))"], capture_output=True, text=True
+        )
     assert "h1' cannot be read (Permission denied), and its records would be missing" in done.stderr
 
 

@@ -205,7 +205,8 @@ def status(words: list[str], form: "Status") -> None:
 
 def _print_status(found: dict[str, Any]) -> None:
     from fedstill.schema import clean
-    from fedstill.sites.site.evidence import brief, without_budget
+    from fedstill.sites.site.decisions import without_budget
+    from fedstill.sites.site.evidence import brief
 
     budget, health = found["budget"], found["health"]
     state = "paused" if found["paused"] else "open"

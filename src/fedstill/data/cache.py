@@ -118,8 +118,7 @@ def forget(names: Sequence[str]) -> list[Path]:
     """
     root, texts = default_folder(), [text for name in names for text in (Path(name).name, Path(name).stem)]
     wanted = {re.sub(r"[^A-Za-z0-9_]+", "-", text) for text in texts}  # as `fedstill.data.places.Source.folder`
-    entries = [place for place in root.glob("*-*") if (place / "meta.json").is_file()]
-    found = [place for place in entries if "all" in names or place.name.rpartition("-")[0] in wanted]
+    found = [place for place in _entries(root) if "all" in names or place.name.rpartition("-")[0] in wanted]
     gone = {_fact(place, "fingerprint") for place in found}
     found += [place for place in _vectors_of(root, gone) if place not in found]
     begun = [place for place in root.glob("features-*.begun") if found]
@@ -137,8 +136,11 @@ def forget(names: Sequence[str]) -> list[Path]:
 
 def _vectors_of(root: Path, fingerprints: Collection[Any]) -> list[Path]:
     """The entries below ``root`` of vectors that a backbone has made of records with these fingerprints."""
-    entries = [place for place in root.glob("features-*") if (place / "meta.json").is_file()]
-    return [place for place in entries if _fact(place, "content", "facts", "labels") in fingerprints]
+    return [place for place in _entries(root) if _fact(place, "content", "facts", "labels") in fingerprints]
+
+
+def _entries(root: Path) -> list[Path]:
+    return [place for place in root.glob("*-*") if (place / "meta.json").is_file()]
 
 
 def _delete(entry: Path) -> None:
@@ -236,16 +238,12 @@ def _write(folder: Path, source: str, entry: CacheEntry) -> None:
         folder.rename(old)  # processes that have mapped it keep their pages
     new.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
-    _forget_vectors(folder.parent, former)
+    if isinstance(former, str):  # of an entry that was there, and was not damaged
+        _forget_vectors(folder.parent, former)
 
 
 def _forget_vectors(root: Path, fingerprint: Any) -> None:
     """Delete vectors of records that no entry has any more, as after one was taken out of its source."""
-    entries = (place for place in root.glob("*-*") if (place / "meta.json").is_file())
-    if fingerprint not in map(_fingerprint_of, entries):
+    if all(_fact(place, "fingerprint") != fingerprint for place in _entries(root)):
         for place in _vectors_of(root, [fingerprint]):
             _delete(place)
-
-
-def _fingerprint_of(entry: Path) -> Any:
-    return _fact(entry, "fingerprint")

@@ -78,14 +78,22 @@ def from_torch(
 
 def _whole(key: str, values: Any, name: str) -> np.ndarray:
     """The values of a column, without gaps."""
-    items = list(values) if isinstance(values, list | tuple) else []
-    is_mixed = any(isinstance(item, str) for item in items) and not all(isinstance(item, str) for item in items)
-    found = np.empty(0, object) if is_mixed else array_of(values, f"the values of {key!r} of {name!r}")
-    if not is_mixed and all(isinstance(item, str) for item in items or found.reshape(-1).tolist()):
-        return composed(np.array(items or found.reshape(-1).tolist()))
+    gaps = f"column {key!r} of {name!r} has gaps, or values of several types; give each record one text"
+    if isinstance(values, list | tuple) and _odd(values) is not None:
+        raise ValueError(gaps)
+    found = array_of(values, f"the values of {key!r} of {name!r}")
+    items = list(values) if isinstance(values, list | tuple) else found.reshape(-1).tolist()
+    if all(isinstance(item, str) for item in items):
+        return composed(np.array(items))
     if found.dtype.kind not in "iufb" or not np.isfinite(found).all():
-        raise ValueError(f"column {key!r} of {name!r} has gaps, or values of several types; give each record one text")
+        raise ValueError(gaps)
     return found
+
+
+def _odd(values: Sequence[Any]) -> int | None:
+    """The place of the first value that is no text where others are; None if all are alike in this."""
+    texts = [isinstance(value, str) for value in values]
+    return texts.index(False) if any(texts) and not all(texts) else None
 
 
 def _split(pairs: Pairs, where: str, class_names: tuple[str, ...], columns: dict[str, np.ndarray]) -> Split:
@@ -196,9 +204,8 @@ def _check_list(values: Sequence[Any], where: str) -> None:
     Raises:
         ValueError: some values are texts and others are none, or some rows are masked.
     """
-    texts = [isinstance(value, str) for value in values]
-    if any(texts) and not all(texts):
-        raise ValueError(f"{where} are texts, but item {texts.index(False)} is none; give all as texts, or drop it")
+    if (odd := _odd(values)) is not None:
+        raise ValueError(f"{where} are texts, but item {odd} is none; give all as texts, or drop it")
     if any(isinstance(value, np.ma.MaskedArray) and np.ma.getmaskarray(value).any() for value in values):
         raise ValueError(f"{where} have masked values; fill them, as with .filled(0), or drop the records")
 

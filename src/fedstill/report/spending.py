@@ -1,7 +1,7 @@
 """``fedstill privacy RUN``: each client's releases in a run, and their costs."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -68,7 +68,7 @@ def remarks(records: Sequence[RunRecord]) -> list[str]:
 
 def sums(records: Sequence[RunRecord]) -> list[str]:
     """The sentences of `remarks` on the sum of several runs on the same records."""
-    return list(_together(_real(records)))
+    return list(_together(_real(map(_so_far, records))))
 
 
 def of_model(record: RunRecord) -> list[str]:
@@ -97,15 +97,16 @@ def hides_numbers(record: RunRecord) -> bool:
     return guarantees.is_finite(record.guarantee) and not record.get("known_data")
 
 
-def _real(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """The runs whose guarantee has real noise; unfinished ones with that of their releases so far."""
-    known = [record if record.finished else _so_far(record) for record in records]
-    found = [r for r in known if guarantees.is_finite(r.guarantee) and not r.guarantee.simulated]
+def _real(records: Iterable[RunRecord]) -> list[RunRecord]:
+    """The runs whose guarantee has real noise."""
+    found = [r for r in records if guarantees.is_finite(r.guarantee) and not r.guarantee.simulated]
     return [r for r in found if guarantee.is_spent(r.guarantee)]
 
 
 def _so_far(record: RunRecord) -> RunRecord:
-    """An unfinished run with the guarantee of what it has released with real noise, if anything."""
+    """A run; if it is unfinished, with the guarantee of what it has released with real noise, if anything."""
+    if record.finished:
+        return record
     place = JournalFiles(RunFolder(record.folder).journal).spent
     experiment = record.config["experiment"]
     if experiment.get("noise") != "entropy" or not place.exists():
@@ -117,6 +118,7 @@ def _so_far(record: RunRecord) -> RunRecord:
 
 
 def _remarks(records: Sequence[RunRecord]) -> Iterator[str]:
+    records = [_so_far(record) for record in records]
     if any(guarantees.is_simulated(record.guarantee) for record in records):
         yield "The privacy noise is simulated, drawn from the seed; real noise needs --noise entropy."
         if any(guarantee.OF_REAL_NOISE in record.guarantee.reason for record in records):

@@ -153,18 +153,18 @@ def remove(run: Path, place: Path) -> None:
     empty(run)
     shutil.rmtree(run)
     for parent in run.parents:
-        if not parent.is_relative_to(place) or runs_below(parent):
+        if not parent.is_relative_to(place):
             return
         if not all(map(_is_of_comparison, parent.iterdir())):
-            _remove_tables(parent)
+            has_tables = any((parent / name).is_file() for name in ("runs.csv", "sweep.json"))
+            if has_tables and not runs_below(parent):
+                _remove_tables(parent)
             return
         shutil.rmtree(parent)
 
 
 def _remove_tables(folder: Path) -> None:
-    """Remove what a comparison or a sweep has written beside its runs, if it has, and nothing else."""
-    if not any((folder / name).is_file() for name in ("runs.csv", "sweep.json")):
-        return
+    """Remove what a comparison or a sweep has written beside its runs, and nothing else."""
     for place in filter(_is_of_comparison, folder.iterdir()):
         if place.is_dir() and not place.is_symlink():
             shutil.rmtree(place)

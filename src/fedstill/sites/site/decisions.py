@@ -199,12 +199,16 @@ def words(found: Mapping[str, Any]) -> list[str]:
         lines += [f"    {name}: {_KINDS[kind]}" for name, kind in fields.items()]
     left = "" if cost["left_share"] is None else f" (what other runs left: {100 * cost['left_share']:.1f} % of it)"
     if cost["at_most"] is None:
-        costs = "releases have no limit" if cost["unlimited"] else "nothing is released"
-        lines += [f"Costs: the policy has no budget, so {costs}."]
+        lines += [f"Costs: the policy has no budget, so {without_budget(cost)}."]
     else:
         lines += [f"Costs at most: epsilon {cost['at_most']:g} of the site's budget of {cost['budget']:g}{left}."]
     lines += ["A yes holds for this run, with this method and these settings, and for no other."]
     return [schema.clean(line, 1000) for line in lines]  # words of a server are among them
+
+
+def without_budget(facts: Mapping[str, Any]) -> str:
+    """What a site without a budget releases, by whether that is ``unlimited``."""
+    return "releases have no limit" if facts["unlimited"] else "nothing is released"
 
 
 def _cost(policy: SitePolicy, spec: RunSpec) -> dict[str, float | bool | None]:
@@ -214,7 +218,7 @@ def _cost(policy: SitePolicy, spec: RunSpec) -> dict[str, float | bool | None]:
     return {
         "budget": policy.budget,
         "at_most": min(limits) if policy.budget is not None else None,
-        "unlimited": policy.budget is None and policy.unprotected,
+        "unlimited": policy.unlimited,
         "left_share": None if policy.budget is None else max(0.0, 1 - most),
     }
 

@@ -84,15 +84,10 @@ def budget(policy: SitePolicy, found: Standing) -> dict[str, Any]:
         "per_run": policy.budget_per_run,
         "releases": found.at.charges,
         "spent": spent,
-        "unlimited": policy.budget is None and policy.unprotected,
+        "unlimited": policy.unlimited,
         "fits": None if policy.budget is None else largest_fitting(found, policy.budget, policy.delta),
         "left_share": None if policy.budget is None else max(0.0, 1 - most),
     }
-
-
-def without_budget(budget: Mapping[str, Any]) -> str:
-    """What a site without a budget releases: nothing, or anything, where unprotected values may leave anyway."""
-    return "releases have no limit" if budget["unlimited"] else "nothing is released"
 
 
 def runs(policy: SitePolicy, lines: Sequence[Line], charges: Sequence[ChargeLine]) -> list[dict[str, Any]]:
@@ -249,7 +244,11 @@ def _charge(charge: ChargeLine) -> dict[str, Any]:
 def page(found: Mapping[str, Any]) -> str:
     """The page of an `evidence`."""
     policy, budget, check = found["policy"], found["budget"], found["check"]
-    limit = f"no budget, so {without_budget(budget)}" if budget["epsilon"] is None else f"epsilon {budget['epsilon']:g}"
+    limit = (
+        f"no budget, so {decisions.without_budget(budget)}"
+        if budget["epsilon"] is None
+        else f"epsilon {budget['epsilon']:g}"
+    )
     allowed = ", ".join(policy["methods"]) or "nothing"
     bare = "may leave" if policy["unprotected"] else "never leave"
     intro = (

@@ -193,6 +193,11 @@ class SitePolicy(Settings):
         return Reading(self.size, self.label_column, schema=schema)
 
     @property
+    def unlimited(self) -> bool:
+        """Whether releases have no limit: there is no budget, and unprotected values may leave anyway."""
+        return self.unprotected and self.budget is None
+
+    @property
     def max_request(self) -> int:
         """``max_request_mb`` in bytes."""
         return int(self.max_request_mb * 10**6)
@@ -204,7 +209,7 @@ class SitePolicy(Settings):
             self.budget,
             min_epsilon=self.min_epsilon,
             max_releases=self.max_releases,
-            allow_unbounded=self.unprotected and self.budget is None,
+            allow_unbounded=self.unlimited,
             public_images=self.public_images or self.unprotected,
             budget_per_run=self.budget_per_run,
             run_limit=None if spec.budget is None else (spec.budget, spec.delta),
