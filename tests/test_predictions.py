@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import tiny_backbones
 import torch
@@ -102,6 +103,31 @@ def test_rows_without_a_class_are_predicted_as_those_with_one(
     assert found.told == ((f"not the model's, so not read: {left}",) if left else ())
     unkept = fedstill.predict(run, tmp_path / file)
     assert unkept.told[-1].endswith("ward, patient" if left else "patient")
+
+
+@pytest.mark.parametrize("how", ["plain", "coded"])
+@pytest.mark.parametrize("kind", ["pandas", "arrow", "polars"])
+def test_a_frame_is_predicted_as_its_file(how: str, kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    run: RunRecord = request.getfixturevalue(how)
+    given = patients(1)[["ward", "dose", "patient", "age"]]
+    expected = fedstill.predict(run, written(given, tmp_path / "new.parquet"), keep=["patient"])
+    frame: Any = given.set_axis(range(7, 7 + len(given)))
+    if kind != "pandas":
+        frame = pa.Table.from_pandas(given)
+    if kind == "polars":
+        frame = pytest.importorskip("polars").from_arrow(frame)
+    found = fedstill.predict(run, frame, keep=["patient"])
+    np.testing.assert_array_equal(found.probabilities, expected.probabilities)  # type: ignore[arg-type]
+    assert found.told == expected.told and found.to_pandas().equals(expected.to_pandas())
+
+
+def test_what_is_no_file_and_no_frame_is_refused(coded: RunRecord) -> None:
+    with pytest.raises(InputError, match=r"ndarray; give a file, a folder or a table; arrays .*load_model\(run\)"):
+        fedstill.predict(coded, np.zeros((3, 2)))
+    with pytest.raises(InputError, match="the data have 0 records"):
+        fedstill.predict(coded, patients(1)[:0])
+    with pytest.raises(InputError, match="the data have two columns 'age'"):
+        fedstill.predict(coded, patients(1).rename(columns={"dose": "age"}))
 
 
 def test_a_threshold_decides_as_in_an_evaluation(coded: RunRecord, tmp_path: Path) -> None:

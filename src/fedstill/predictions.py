@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from fedstill.base.errors import InputError, front_door
 from fedstill.base.files import expanded, path_of, write_secret
 from fedstill.base.lookup import nfc, suggestion
+from fedstill.data import own
 from fedstill.data.decode import text_column
-from fedstill.data.unlabelled import Pictures, is_table, rows
+from fedstill.data.unlabelled import Pictures, is_table, plain, rows
 from fedstill.data.walk import CSV
 from fedstill.experiment.trained import Trained, load_model
 from fedstill.measures import decide
@@ -85,21 +86,22 @@ def save_rows(frame: "DataFrame", path: str | Path, *, numbered: bool) -> None:
 @front_door
 def predict(
     model: Trained | RunRecord | str | Path,
-    data: str | Path,
+    data: Any,
     *,
     positive: str | int | None = None,
     threshold: float | None = None,
     keep: Sequence[str] = (),
 ) -> Predictions:
-    """Predict the classes, or the numbers, of the records in a file or folder, which need no labels.
+    """Predict the classes, or the numbers, of the records in a file, a folder or a frame, which need no labels.
 
-    Arrays, frames and lists of texts in memory are for the methods ``predict`` and ``predict_proba`` of `load_model`.
+    Arrays and lists of texts in memory are for the methods ``predict`` and ``predict_proba`` of `load_model`.
 
     Args:
         model: the model of `load_model`, or a finished run or its folder.
-        data: a CSV or parquet file, whose columns are found by name, or turned into the model's by the run's schema;
-            of texts, their column is "text", "sentence" or the only one. Or a folder of pictures with all folders in
-            it, or one picture; those of another size than the run's are cropped and resized to it.
+        data: a CSV or parquet file or a pandas, polars or Arrow table, whose columns are found by name, or turned into
+            the model's by the run's schema; of texts, their column is "text", "sentence" or the only one. Or a folder
+            of pictures with all folders in it, or one picture; those of another size than the run's are cropped and
+            resized to it.
         positive: the class of two that ``threshold`` is for, or the number that is its name; by default the last.
         threshold: probability from which it is predicted; by default the likelier class is.
         keep: columns of the table that go into the result as they are, such as a patient's number.
@@ -108,21 +110,13 @@ def predict(
         InputError: there is no such file, it is of another kind than the model's records, a column is missing, a value
             does not fit, or a record's outputs are no numbers.
     """
-    place = expanded(path_of(data, "the data"))
-    if not place.exists():
-        raise ValueError(f"{str(place)!r} is no file or folder here; give a table or a folder of pictures")
     if isinstance(keep, str):
         raise ValueError(f"keep is {keep!r}; give a list of columns, as [{keep!r}]")
     folder = model if isinstance(model, Trained) else path_of(model, "the model")
     found = folder if isinstance(folder, Trained) else load_model(folder)
     sign = found.decided(positive, threshold)
     size = None if isinstance(folder, Trained) else read_run(folder).config["experiment"].get("size")
-    if is_table(place):
-        outputs, columns, told = _of_table(found, place, keep)
-    elif keep:
-        raise ValueError(f"keep is {', '.join(keep)}, but {str(place)!r} is no table; leave it out")
-    else:
-        outputs, columns, told = _of_pictures(found, place, size)
+    outputs, columns, told = _of_frame(found, data, keep) if own.is_frame(data) else _of_place(found, data, keep, size)
     if found.target is not None:
         return Predictions(found.class_names, outputs, None, columns, told)
     chosen = decide(outputs, sign, None if threshold is None else float(threshold))
@@ -139,12 +133,41 @@ def _outputs(model: Trained, records: Any) -> NDArray[np.float64]:
     return np.asarray(found, dtype=np.float64)
 
 
-def _of_table(model: Trained, place: Path, keep: Sequence[str]) -> Found:
+def _of_frame(model: Trained, frame: Any, keep: Sequence[str]) -> Found:
+    """The outputs of the rows of a frame."""
+    return _of_table(model, plain(own.table(frame, "the data"), "the data have"), "the data", keep)
+
+
+def _of_place(model: Trained, data: Any, keep: Sequence[str], size: int | None) -> Found:
+    """The outputs of the rows of a file, or of the pictures of a folder."""
+    if not isinstance(data, str | Path):
+        raise ValueError(
+            f"the data are {type(data).__name__}; give a file, a folder or a table; arrays and lists of texts are for "
+            "fedstill.load_model(run).predict"
+        )
+    place = expanded(path_of(data, "the data"))
+    if not place.exists():
+        raise ValueError(f"{str(place)!r} is no file or folder here; give a table or a folder of pictures")
+    if is_table(place):
+        return _of_file(model, place, keep)
+    if keep:
+        raise ValueError(f"keep is {', '.join(keep)}, but {str(place)!r} is no table; leave it out")
+    return _of_pictures(model, place, size)
+
+
+def _of_file(model: Trained, place: Path, keep: Sequence[str]) -> Found:
     """The outputs of the rows of a table's file."""
-    where, keep = repr(str(place)), [nfc(name) for name in keep]
-    table = rows(place, as_text=model.schema is not None)
     as_written = keep and model.schema is None and place.suffix.lower() in CSV
-    kept = _kept(where, rows(place, as_text=True) if as_written else table, keep)
+    written = rows(place, as_text=True) if as_written else None
+    return _of_table(model, rows(place, as_text=model.schema is not None), repr(str(place)), keep, written)
+
+
+def _of_table(
+    model: Trained, table: "pa.Table", where: str, keep: Sequence[str], written: "pa.Table | None" = None
+) -> Found:
+    """The outputs of the rows of a table; what is kept of them is as in ``written``, or as in the table."""
+    keep = [nfc(name) for name in keep]
+    kept = _kept(where, table if written is None else written, keep)
     if model.schema is not None:
         needed = tuple(model.schema.columns)
         vectors, told = model.schema.vectors(table, where)

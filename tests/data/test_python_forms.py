@@ -147,3 +147,31 @@ def test_settings_that_are_lists_take_arrays_and_columns(form: Callable[[Any], A
     assert run.config["experiment"]["class_names"] == ["no", "yes"] and run.config["experiment"]["std"] == [1.0] * 4
     with pytest.raises(InputError, match="mean"):
         fedstill.run("fedavg", data=(X, Y), mean=form([True] * 4), std=1.0, **TASK)
+
+
+def test_a_frame_whose_columns_have_numbers_for_names_gives_its_classes_by_number() -> None:
+    """The pair was read as two clients' data: the frame without classes, and a 4."""
+    frame = FRAME.assign(y=Y).set_axis([0, 1, 2, 3, 4], axis=1)
+    accuracy = fedstill.run("fedavg", data=(frame, 4), **TASK).accuracy  # type: ignore[arg-type]
+    assert accuracy is not None and accuracy > 0.7
+
+
+@pytest.mark.parametrize("column", ["image", "img"])
+def test_a_column_of_numbers_that_is_called_image_is_a_feature(column: str) -> None:
+    """Each number was opened as a picture: ``'float' object has no attribute 'read'``."""
+    data = own.given(FRAME.rename(columns={"c": column}).assign(label=Y))[0]
+    assert data.features == ("a", "b", column, "d")
+
+
+def test_a_label_beyond_the_integers_is_named() -> None:
+    with pytest.raises(InputError, match="has the class 9223372036854775809; classes are names, or"):
+        from_torch((X, np.full(len(X), 2**63 + 1, np.uint64)))
+
+
+def test_a_data_set_without_a_length_is_refused() -> None:
+    class Shapeless(torch.utils.data.Dataset[Any]):
+        def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+            return torch.zeros(4), i % 2
+
+    with pytest.raises(InputError, match="a Shapeless without a length; give it __len__ or __iter__"):
+        from_torch(Shapeless())

@@ -169,6 +169,9 @@ def test_weights_find_the_rare_class(tmp_path: Path) -> None:
     assert min(own, named) > plain + 0.1
     assert "class_weights" not in json.loads((tmp_path / "plain/config.json").read_text())["method"]
     assert json.loads((tmp_path / "named/config.json").read_text())["method"]["class_weights"] == "sick:9"
+    assert fedstill.FedAvg(class_weights={"sick": 9}) == fedstill.FedAvg(class_weights="sick:9")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="the class 'a,b' has a comma"):
+        fedstill.FedAvg(class_weights={"a,b": 9})  # type: ignore[arg-type]
 
 
 def test_a_clipped_update_with_weights_costs_what_it_does_without(tmp_path: Path) -> None:

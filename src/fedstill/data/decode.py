@@ -145,7 +145,7 @@ def from_table(
             be read, differs from the first in size, has more colours, has more than 8 bits a channel (with ``fit``, in
             colour or with transparency) or is transparent.
     """
-    image_column = next((name for name in image if name in table.column_names), None)
+    image_column = _image_column(table, image)
     label_column = _label_column(table, label, where)
     table, remarks = without_index(plain_types(table), (image_column, label_column))
     if table.num_rows == 0:
@@ -186,6 +186,12 @@ def from_table(
         remarks = (*remarks, f"no columns to group or partition by, as they have gaps: {listed}")
     split = Split(records, labels, class_names, columns, is_text, remarks=remarks, targets=targets, gaps=gaps)
     return split if table_of is None else replace(split, features=table_of.names, rounding=table_of.rounding)
+
+
+def _image_column(table: "pa.Table", names: Sequence[str]) -> str | None:
+    """The first of the names that a column has, unless its values are numbers."""
+    kinds = {field.name: field.type for field in table.schema}
+    return next((name for name in names if name in kinds and not vectors.has_numbers(kinds[name])), None)
 
 
 def _has_texts(table: "pa.Table", name: str) -> bool:

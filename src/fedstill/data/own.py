@@ -148,6 +148,10 @@ def _by_places(labels: NDArray[Any], names: Sequence[str], where: str) -> NDArra
     Raises:
         ValueError: they are names, and one is none of the list.
     """
+    if labels.dtype.kind == "u" and len(labels) and labels.max() >= 2**63:
+        raise ValueError(
+            f"{where} has the class {labels.max()}; classes are names, or whole numbers from 0 to 2^63 - 1"
+        )
     return _by_names(labels, names, where, "the") if numbers_are_names(names) else labels.astype(np.int64)
 
 
@@ -182,6 +186,8 @@ def _label(value: Any, i: int, where: str) -> int | str:
 
 def _items(data: Dataset[Any], where: str) -> tuple[NDArray[Any], NDArray[Any]]:
     """All records and all labels of a data set, each item read once."""
+    if not hasattr(data, "__iter__") and not hasattr(data, "__len__"):
+        raise ValueError(f"{where} is a {type(data).__name__} without a length; give it __len__ or __iter__")
     items: Iterable[Any] = data if hasattr(data, "__iter__") else (data[i] for i in range(len(data)))  # type: ignore[arg-type]
     records: list[NDArray[Any]] = []
     labels: list[int | str] = []
@@ -288,6 +294,7 @@ def reading_of(settings: Mapping[str, Any]) -> Reading:
     """
     schema = None if settings.get("schema_file") is None else TableSchema.read(settings["schema_file"])
     partition, label = str(settings.get("partition", "")), settings.get("label_column")
+    label = str(label) if isinstance(label, int) else label  # a frame's columns may have numbers for names
     return Reading.of_task(
         partition=partition, label=label, group=settings.get("group"), clients=settings.get("clients"), schema=schema
     )
@@ -363,12 +370,12 @@ def _check_persons(parts: Sequence[Split], reading: Reading) -> None:
 
 def _is_pair(data: Sequence[Any]) -> bool:
     """Whether a sequence of two is records and their labels, not two clients' data sets."""
-    if len(data) == 2 and _is_frame(data[0]) and isinstance(data[1], str):
-        return data[1] in table(data[0], "the data").column_names  # else the path of another client's data
+    if len(data) == 2 and is_frame(data[0]) and isinstance(data[1], str | int):
+        return str(data[1]) in table(data[0], "the data").column_names  # else the path of another client's data
     others = (tuple, Path, Dataset, Mapping)
-    if len(data) == 2 and _is_frame(data[0]) and not (isinstance(data[1], others) or hasattr(data[1], "features")):
+    if len(data) == 2 and is_frame(data[0]) and not (isinstance(data[1], others) or hasattr(data[1], "features")):
         return np.ndim(_column(data[1])) == 1  # a frame of features and a column of classes
-    if len(data) != 2 or any(_is_frame(part) or isinstance(part, Dataset | str | Path) for part in data):
+    if len(data) != 2 or any(is_frame(part) or isinstance(part, Dataset | str | Path) for part in data):
         return False
     records, labels = data
     if isinstance(labels, tuple) or isinstance(records, tuple):
@@ -379,14 +386,15 @@ def _is_pair(data: Sequence[Any]) -> bool:
         return False
 
 
-def _is_frame(data: Any) -> bool:
+def is_frame(data: Any) -> bool:
+    """Whether an object is a table: one of pandas, polars or Arrow."""
     kinds = ("to_arrow", "to_parquet", "to_pylist")
     return any(hasattr(data, kind) for kind in kinds) and hasattr(data, "columns")
 
 
 def _column(labels: Any) -> Any:
     """The only column of a frame; what is no such frame as it is."""
-    if not _is_frame(labels):
+    if not is_frame(labels):
         return labels
     found = table(labels, "the labels")
     return found.column(0).to_numpy() if found.num_columns == 1 else np.empty((0, found.num_columns))
@@ -405,10 +413,10 @@ def _splits(data: Any, where: str, reading: Reading) -> tuple[Split, Split | Non
     if kind == "datasets":
         saved = data if isinstance(data, Mapping) else {"train": data}
         return read_datasets(lambda: saved, where, reading.schema or reading.label)
-    if isinstance(data, tuple | list) and len(data) == 2 and _is_frame(data[0]):
+    if isinstance(data, tuple | list) and len(data) == 2 and is_frame(data[0]):
         _check_index(data[0], data[1], where)
         return _read_pair(table(data[0], where), data[1], where, reading)
-    if _is_frame(data):
+    if is_frame(data):
         return read_frame(table(data, where), where, reading.schema or reading.label)
     if reading.schema is not None:
         raise ValueError(f"the schema describes the columns of a table, which {where} have not; give a table")
@@ -443,7 +451,8 @@ def _read_pair(given: "pa.Table", labels: Any, where: str, reading: Reading) -> 
     import pyarrow as pa
 
     schema = reading.schema
-    if isinstance(labels, str):
+    if isinstance(labels, str | int):
+        labels = str(labels)  # a frame's columns may have numbers for names
         if schema is not None and labels != schema.target:
             raise ValueError(f"the classes of {where} are in {labels!r}, but the schema's are in {schema.target!r}")
         return read_frame(given, where, schema or labels)

@@ -42,10 +42,19 @@ def rows(path: Path, *, as_text: bool) -> "pa.Table":
             table = parquet.read_table(path, partitioning=None)
         except (pa.ArrowException, OSError) as error:
             raise ValueError(f"{str(path)!r} is no readable parquet ({first_line(error)}); write it anew") from error
+    return plain(table, f"{str(path)!r} has")
+
+
+def plain(table: "pa.Table", has: str) -> "pa.Table":
+    """A table with composed names and plain types; ``has`` are the words before what is wrong with it.
+
+    Raises:
+        ValueError: it has no rows, or two columns of one name.
+    """
     if twice := repeated([nfc(name) for name in table.column_names]):
-        raise ValueError(f"{str(path)!r} has two columns {twice!r}; rename or drop one")
+        raise ValueError(f"{has} two columns {twice!r}; rename or drop one")
     if not table.num_rows:
-        raise ValueError(f"{str(path)!r} has 0 records; give at least 1")
+        raise ValueError(f"{has} 0 records; give at least 1")
     return plain_types(composed_names(table))
 
 

@@ -252,6 +252,11 @@ def is_text(kind: "pa.DataType") -> bool:
     return any(check(kind) for check in (pa.types.is_string, pa.types.is_large_string))
 
 
+def has_numbers(kind: "pa.DataType") -> bool:
+    """Whether a column's values are numbers or lists of numbers."""
+    return is_number(kind) or _is_list(kind)
+
+
 def _is_list(kind: "pa.DataType") -> bool:
     import pyarrow as pa
 

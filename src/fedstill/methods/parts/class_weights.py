@@ -9,7 +9,7 @@ without: whatever the training is, the clipped update is no longer than S. Where
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,16 @@ class ClassWeighted(Settings):
 
     class_weights: str | None = None
     """Weights of the classes in the clients' cross-entropy: balanced (each client by its own counts: n / (C n_c)), or
-    numbers by name, as sick:3,well:1 (1 for a class that is not named). None are the default."""
+    numbers by name, as sick:3,well:1 (1 for a class that is not named; a mapping in Python). None are the default."""
+
+    @field_validator("class_weights", mode="before")
+    @classmethod
+    def _of_mapping(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        if other := next((name for name in given if "," in str(name)), None):
+            raise ValueError(f"the class {other!r} has a comma, which parts the names of classes; rename it")
+        return ",".join(f"{name}:{number}" for name, number in given.items())
 
     @field_validator("class_weights")
     @classmethod
