@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+import fedstill
 from fedstill import methods, models
 from fedstill.base.seeds import isolated, stream
 from fedstill.data.sources import DataSet
@@ -195,6 +196,25 @@ def test_without_noise_the_server_fits_the_class_means(
                 own = few.train.labels == c
                 mean = centre + (weight[own, None] * (rows[own] - centre)).sum(0) / weight[own].sum().clamp_min(1)
                 assert torch.allclose(means[c].double(), mean, atol=1e-4)
+
+
+def test_masked_sums_have_the_means_of_open_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The constant of 25.6 steps was rounded, and means were too long by that."""
+    seen: list[Tensor] = []
+    real = ImageFitting.fit
+
+    def watched(self: Any, nets: Any, means: Tensor, *rest: Any) -> Records:
+        seen.append(means)
+        return real(self, nets, means, *rest)
+
+    monkeypatch.setattr(ImageFitting, "fit", watched)
+    task: dict[str, Any] = {"data": "digits", "clients": 3, "workers": 0, "progress": False, "epsilon": None}
+    fast = {"nets": 2, "fitting": {"steps": 1}, "training": {"epochs": 1}}
+    for sums in ("open", "masked:least=2"):
+        fedstill.run("fedgm-records", out=tmp_path / sums[:4], sums=sums, **task, **fast)
+    exact, masked = seen
+    assert torch.allclose(masked.norm(dim=1), exact.norm(dim=1), rtol=4e-3)  # rows of the largest length lose a step
+    assert float((masked - exact).norm() / exact.norm()) < 0.01
 
 
 def test_every_class_has_its_images_whoever_holds_it_and_they_are_shown(digits: DataSet, tmp_path: Path) -> None:

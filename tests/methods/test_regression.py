@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.linear_model import Ridge
-from torch import Tensor
+from torch import Tensor, nn
 
 import fedstill
 from fedstill import methods
@@ -20,8 +20,9 @@ from fedstill.evaluation import Numbers
 from fedstill.methods.afl import AFL
 from fedstill.methods.parts.feature_sums import Total, add_up
 from fedstill.methods.parts.moments import Sums
+from fedstill.privacy.accounting import release_noise
 from fedstill.privacy.integer_sums import IntegerMoments
-from fedstill.privacy.second_moments import SecondMoments, diagonal_places
+from fedstill.privacy.second_moments import SecondMoments, diagonal_places, upper
 from fedstill.protocol import Released, Summation
 from fedstill.report.rows import codes
 
@@ -96,8 +97,34 @@ def test_whole_numbers_add_up_to_the_same_bits_for_any_split() -> None:
         each = [mechanism([(x[p], t[p])], noise()) for p in parts]
         totals.append((sum(p.second for p in each), sum(p.first for p in each)))
     assert all(torch.equal(a, totals[0][0]) and torch.equal(b, totals[0][1]) for a, b in totals)
-    r = torch.from_numpy(np.trunc(pooled(x) * 256))
-    assert torch.equal(totals[0][1][0], (t[:, None] * r).trunc().sum(0).long())
+    r, whole = torch.from_numpy(np.rint(pooled(x) * 256)), (t * 256).round()
+    short = r.square().sum(1) <= 256**2  # the others are scaled down
+    some = mechanism([(x[short], t[short])], noise())
+    assert short.sum() > 200 and torch.equal(some.first[0], (whole[short, None] * r[short]).sum(0).long())
+    assert torch.equal(some.second[0], (r[short].T @ r[short])[upper(r.shape[1])].long())
+
+
+@pytest.mark.parametrize("epsilon", [None, 8.0])
+@pytest.mark.parametrize("ridge", [1.0, 1e-6])
+def test_rounding_costs_no_more_with_more_records_or_less_noise(epsilon: float | None, ridge: float) -> None:
+    """Two codes of places make the products singular: an error of H that no row explains was unbounded (R2 -30)."""
+    rng, n = stream(0, "table"), 40_000
+    codes = [nn.functional.one_hot(torch.randint(0, k, (n,), generator=rng), k).double() for k in (4, 6)]
+    numbers = torch.rand(n, 3, generator=rng, dtype=torch.float64) * 2 - 1
+    x = torch.cat([*codes, numbers], 1)
+    t = 0.1 * codes[0].argmax(1) - 0.05 * codes[1].argmax(1) + 0.3 * numbers[:, 0] - 0.4
+    t = (t + 0.1 * torch.randn(n, generator=rng, dtype=torch.float64)).clamp(-1, 1)
+    method = AFL(ridge=ridge, epsilon=epsilon, bias=0.5, share=0.5)
+    facts = {"num_classes": 1, "dims": x.shape[1], "radius": 2.5, "bias": 0.5, "share": 0.5}
+    scale, left = math.sqrt(0.75) / 2.5, []
+    for kind in (SecondMoments, IntegerMoments):
+        found = kind(**facts, noise_multiplier=release_noise(epsilon, 1e-5))([(x[:30_000], t[:30_000])], noise())  # type: ignore[arg-type]
+        summed = Summation(Sums(second=Released(found.second), first=Released(found.first)), range(1))
+        head = method.head(add_up(summed, method, 1e-5, torch.device("cpu")))[0]
+        wrong = x[30_000:] @ head[:-1] * scale + 0.5 * head[-1] - t[30_000:]
+        left.append(1 - float(wrong.square().mean() / t[30_000:].var(correction=0)))
+    assert left[0] > 0.8
+    assert left[1] == pytest.approx(left[0], abs=2e-3)
 
 
 def vector(mechanism: SecondMoments, some: list[tuple[Tensor, Tensor]]) -> Tensor:

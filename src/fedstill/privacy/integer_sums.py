@@ -1,8 +1,8 @@
 """Sums of whole numbers with discrete Gaussian noise, of which each client adds a share: the mechanisms of `fed.sum`.
 
-A record is clipped and rounded toward zero to whole numbers of public steps before it is multiplied and added, so
-that a client's sums are exact whole numbers with an exact sensitivity. They are equal to the bit for any split and
-order of the records, and no rounding argument is needed.
+A record is clipped and rounded to whole numbers of public steps, of no greater length, before it is multiplied and
+added, so that a client's sums are exact whole numbers with an exact sensitivity. They are equal to the bit for any
+split and order of the records, and no rounding argument is needed.
 
 ``adders`` is the number of honest clients whose noise the guarantee counts on (`fedstill.sums`); 1 where each upload is
 seen. The noise of one client is that of the sum divided by the square root of it.
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 from typing_extensions import override
 
@@ -91,22 +91,27 @@ class IntegerSum(GaussianMechanism[Rows, Value]):
 
 @dataclass(frozen=True, kw_only=True)
 class IntegerMoments(SecondMoments, IntegerSum[Iterable[Labelled], Moments]):
-    """The sums G and H of `SecondMoments` in whole numbers: of rows r with ``|r| <= steps``, rounded toward zero.
+    """The sums G and H of `SecondMoments` in whole numbers: of rows r with ``|r| <= steps``.
+
+    A row's constant is `constant` steps, b L as a whole number; its features are the nearest whole numbers that leave
+    it no longer than L (`whole_steps`).
 
     Theorem: one record adds ``(r r^T, r)``, which moves ``v = (D, sqrt(2) U, a L H)`` by at most
-    ``L^2 sqrt(1 + a^2)`` with L the steps, exactly; with a number t, clipped to [-1, 1], it adds t r rounded toward
-    zero in place of r, which is no longer. Discrete Gaussian noise with the parameters of ``N(0, s^2)`` on D,
-    ``N(0, s^2 / 2)`` on U and ``N(0, (s / aL)^2)`` on H costs no more than ``N(0, s^2)`` on v (`lattice`).
+    ``L^2 sqrt(1 + a^2)`` with L the steps, exactly. With a number, T is the whole number of steps nearest to it, from
+    -L to L, and the record adds T r in place of r, of length at most L^2, so that ``v = (D, sqrt(2) U, a H)``. Then
+    ``H = R^T T`` has the rows R of ``G = R^T R``: what rounding leaves is a regression of T on R, however many records
+    there are. Discrete Gaussian noise with the parameters of ``N(0, s^2)`` on D, ``N(0, s^2 / 2)`` on U and
+    ``N(0, (s / w)^2)`` on H, with w its factor in v, costs no more than ``N(0, s^2)`` on v (`lattice`).
     """
 
     theorems = (
         "one record adds its row r of whole numbers, |r| <= {0.steps}, to one class and r r^T, so that the sums, H "
         "times {0.weight_of_first:.4g}, move by at most {0.sensitivity:.6g}, the sensitivity; discrete Gaussian noise "
         "of {0.adders} honest clients (docs/sums.md, theorem 1); Gaussian mechanism (Balle, Wang 2018, theorem 8)",
-        "one record adds its row r of whole numbers, |r| <= {0.steps}, times its number, of [-1, 1], rounded toward "
-        "zero, and r r^T, so that the sums, H times {0.weight_of_first:.4g}, move by at most {0.sensitivity:.6g}, the "
-        "sensitivity; discrete Gaussian noise of {0.adders} honest clients (docs/sums.md, theorem 1); Gaussian "
-        "mechanism (Balle, Wang 2018, theorem 8)",
+        "one record adds its row r of whole numbers, |r| <= {0.steps}, times its number, of [-1, 1] in steps of "
+        "1/{0.steps}, and r r^T, so that the sums, H times {0.weight_of_first:.4g}, move by at most "
+        "{0.sensitivity:.6g}, the sensitivity; discrete Gaussian noise of {0.adders} honest clients (docs/sums.md, "
+        "theorem 1); Gaussian mechanism (Balle, Wang 2018, theorem 8)",
     )
 
     steps: int = 256
@@ -117,9 +122,30 @@ class IntegerMoments(SecondMoments, IntegerSum[Iterable[Labelled], Moments]):
         self._check(self.steps)
 
     @property
+    def constant(self) -> int:
+        """A row's last entry, which counts records: the whole number nearest to b L, of 1 .. L - 1."""
+        return min(max(round(self.bias * self.steps), 1), self.steps - 1)
+
+    @property
+    def unit_of_first(self) -> int:
+        """The whole number in H that is 1: L steps, or L^2 with numbers."""
+        return self.steps**2 if self.num_classes == 1 else self.steps
+
+    @property
     def weight_of_first(self) -> float:
-        """The factor a L of H."""
-        return self.weight * self.steps
+        """The factor of H in v: a L, or a with numbers."""
+        return self.weight * self.steps**2 / self.unit_of_first
+
+    @override
+    def rows(self, features: Float[Tensor, "n d"], out: Float64[Tensor, "n d+1"]) -> Float64[Tensor, "n d+1"]:
+        found = super().rows(features, out)
+        found[:, :-1] = whole_steps(found[:, :-1], self.steps, self.constant)
+        found[:, -1] = self.constant
+        return found
+
+    @override
+    def numbers(self, targets: Float64[Tensor, " n"]) -> Float64[Tensor, " n"]:
+        return super().numbers(targets).mul_(self.steps).round_()
 
     @property
     @override
@@ -138,8 +164,16 @@ class IntegerMoments(SecondMoments, IntegerSum[Iterable[Labelled], Moments]):
 
     @override
     def __call__(self, rows: Iterable[Labelled], noise: Noise) -> Moments:
-        """The sums of batches of features ``(n, d)`` with classes or numbers ``(n,)``, one at a time, as int64."""
-        products, first = (part.to(torch.int64) for part in self.exact(rows, steps=self.steps))
+        """The sums of batches of features ``(n, d)`` with classes or numbers ``(n,)``, one at a time, as int64.
+
+        Raises:
+            ValueError: there are more records than float64 sums exactly.
+        """
+        products, first = (part.to(torch.int64) for part in self.exact(rows))
+        if (records := int(products[:, -1].sum()) // self.constant**2) * self.steps**2 >= 2**53:
+            raise ValueError(
+                f"{records} records in steps of {self.steps}; sums of at most {2**53 // self.steps**2 - 1} are exact"
+            )
         diagonal, above, of_first = self.scales
         places = diagonal_places(self.dims + 1, products.device)
         second = self.integers(products, above, noise)
@@ -149,7 +183,7 @@ class IntegerMoments(SecondMoments, IntegerSum[Iterable[Labelled], Moments]):
 
 @dataclass(frozen=True, kw_only=True)
 class IntegerClassSums(IntegerSum[tuple[Float[Tensor, "n d"], Int64[Tensor, " n"]], Int64[Tensor, "classes d"]]):
-    """For each class the sum of its rows, clipped to length ``radius`` and rounded toward zero to steps of it.
+    """For each class the sum of its rows, clipped to length ``radius`` and rounded to steps of it (`whole_steps`).
 
     Attributes:
         num_classes: number of classes, public: each has a row of the sums, even if it is absent.
@@ -188,13 +222,13 @@ class IntegerClassSums(IntegerSum[tuple[Float[Tensor, "n d"], Int64[Tensor, " n"
         """The sums ``(num_classes, d)`` of rows ``(n, d)`` with classes ``(n,)``."""
         values, labels = rows
         total = torch.zeros(self.num_classes, values.shape[1], dtype=torch.int64, device=values.device)
-        total.index_add_(0, labels, whole_steps(clipped(values, self.radius) / self.radius, self.steps))
+        total.index_add_(0, labels, whole_steps(clipped(values, self.radius) / self.radius, self.steps).long())
         return self.integers(total, self.sensitivity, noise)
 
 
 @dataclass(frozen=True, kw_only=True)
 class IntegerUpdate(IntegerSum[Float[Tensor, " d"], Int64[Tensor, " d"]]):
-    """A client's whole vector, such as a model's change, clipped to length ``radius`` and rounded toward zero.
+    """A client's whole vector, such as a model's change, clipped to length ``radius`` and rounded (`whole_steps`).
 
     The unit is the client: neighbours differ in all records of one client.
     """
@@ -226,7 +260,7 @@ class IntegerUpdate(IntegerSum[Float[Tensor, " d"], Int64[Tensor, " d"]]):
     @override
     def __call__(self, rows: Float[Tensor, " d"], noise: Noise) -> Int64[Tensor, " d"]:
         """The clipped vector ``(d,)`` in whole numbers with noise; one that is not finite counts as 0."""
-        exact = whole_steps(clipped(rows[None], self.radius) / self.radius, self.steps)[0]
+        exact = whole_steps(clipped(rows[None], self.radius) / self.radius, self.steps)[0].long()
         return self.integers(exact, self.sensitivity, noise)
 
 
@@ -301,10 +335,22 @@ class IntegerHead(IntegerSum[tuple[Float[Tensor, "n p"], Int64[Tensor, " n"]], I
         return self.integers((self.head.exact(rows) / self.step).round().to(torch.int64), self.sensitivity, noise)
 
 
-def whole_steps(rows: Float[Tensor, "n d"], steps: int) -> Int64[Tensor, "n d"]:
-    """Rows of length at most 1, up to rounding in float64, as whole numbers with a squared length of at most steps^2.
+def whole_steps(rows: Float[Tensor, "n d"], steps: int, constant: int = 0) -> Float64[Tensor, "n d"]:
+    """Rows of length at most 1 as whole numbers, each with a squared length of at most ``steps^2 - constant^2``.
 
-    Rounding toward zero makes no row longer. Its squared length is a whole number below ``steps^2 (1 + 1e-12)``, so it
-    is at most ``steps^2``.
+    They are the nearest whole numbers to ``steps`` times the row, which errs to both sides alike. A row that these make
+    too long is scaled to a step less than the largest length, and less by what rounding adds to it, ``d/12`` of its
+    square, in the mean; if even that is too long when rounded, it is rounded toward zero, which lengthens nothing.
     """
-    return (rows * steps).trunc().to(torch.int64)
+    exact = rows.double() * steps
+    most = steps**2 - constant**2
+    found = exact.round()
+    if (long := found.square().sum(1) > most).any():
+        target = max((math.sqrt(most) - 1) ** 2 - rows.shape[1] / 12, most / 4)
+        short = exact[long]
+        short *= math.sqrt(target) / short.norm(dim=1, keepdim=True)
+        nearest = short.round()
+        still = nearest.square().sum(1) > most
+        nearest[still] = short[still].trunc()
+        found[long] = nearest
+    return found

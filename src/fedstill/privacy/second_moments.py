@@ -140,30 +140,36 @@ class SecondMoments(GaussianMechanism[Iterable[Labelled], Moments]):
         products.div_(math.sqrt(2))[:, places] = kept
         return Moments(products, sums / self.weight)
 
+    def rows(self, features: Float[Tensor, "n d"], out: Float64[Tensor, "n d+1"]) -> Float64[Tensor, "n d+1"]:
+        """The rows r of features, in ``out``."""
+        return extend(features, self.radius, self.bias, out=out)
+
+    def numbers(self, targets: Float64[Tensor, " n"]) -> Float64[Tensor, " n"]:
+        """The factors t of rows: targets clipped to [-1, 1], 0 where they are no numbers."""
+        return targets.double().nan_to_num(0.0).clamp(-1, 1)
+
     def exact(
-        self, rows: Iterable[Labelled], *, steps: int | None = None
+        self, rows: Iterable[Labelled]
     ) -> tuple[Float64[Tensor, "groups entries"], Float64[Tensor, "classes d+1"]]:
-        """G's upper triangles and H without noise; of rows in whole numbers of ``steps``, if given, exactly.
+        """G's upper triangles and H without noise.
 
         Raises:
-            ValueError: features have another shape, or there are more records than float64 sums exactly.
+            ValueError: features have another shape.
         """
-        width, groups, records = self.dims + 1, self.num_classes if self.by_class else 1, 0
+        width, groups = self.dims + 1, self.num_classes if self.by_class else 1
         second = torch.zeros(groups, width, width, dtype=torch.float64)
         first = torch.zeros(self.num_classes, width, dtype=torch.float64)
         with _blas().limit(limits=torch.get_num_threads()):  # the last bits of a sum depend on it
             for features, labels in rows:
                 if features.ndim != 2 or features.shape[1] != self.dims:
                     raise ValueError(f"features of shape {tuple(features.shape)}; they must be (records, {self.dims})")
-                records += len(features)
                 r = features.new_empty(len(features), width, dtype=torch.float64)
                 second, first = second.to(r.device), first.to(r.device)
                 blocks = max(1, r.numel() // _BLOCK)
                 for some in zip(*(part.tensor_split(blocks) for part in (features, labels, r)), strict=True):
-                    row = extend(some[0], self.radius, self.bias, out=some[2])
-                    row = row if steps is None else row.mul_(steps).trunc_()
+                    row = self.rows(some[0], some[2])
                     if some[1].is_floating_point():
-                        first[0] += _weighted(row, some[1], whole=steps is not None)
+                        first[0] += self.numbers(some[1]).to(row.device) @ row
                     else:
                         first.index_add_(0, some[1], row)
                 if self.by_class:
@@ -171,19 +177,7 @@ class SecondMoments(GaussianMechanism[Iterable[Labelled], Moments]):
                         _add_products(second[label], r[labels == label])
                 else:
                     _add_products(second[0], r)
-        if steps is not None and records * steps**2 >= 2**53:
-            raise ValueError(
-                f"{records} records in steps of {steps}; sums of at most {2**53 // steps**2 - 1} are exact"
-            )
         return _packed(second, second.new_empty(groups, entries(width))), first
-
-
-def _weighted(rows: Float64[Tensor, "n p"], targets: Float64[Tensor, " n"], *, whole: bool) -> Float64[Tensor, " p"]:
-    """``sum t r`` with t clipped to [-1, 1], 0 where it is no number; ``whole`` rounds each t r toward zero."""
-    t = targets.to(rows).nan_to_num(0.0).clamp(-1, 1)
-    if not whole:
-        return t @ rows
-    return (t[:, None] * rows).trunc_().sum(0)
 
 
 def diagonal_places(width: int, device: torch.device | str = "cpu") -> Int64[Tensor, " width"]:

@@ -60,7 +60,7 @@ def check_moments(mechanism: IntegerMoments, total: Moments, clients: int, recor
 
     Every row ends with the same constant, whose sums claim the number N of records. Then no entry of G passes
     ``N L^2``, off the diagonal half of that, no diagonal entry and no trace is negative or above ``N L^2``, and no
-    entry of H passes ``N L``.
+    entry of H passes ``N L``, or ``N L^2`` with numbers.
 
     Args:
         mechanism: the clients' mechanism.
@@ -74,9 +74,7 @@ def check_moments(mechanism: IntegerMoments, total: Moments, clients: int, recor
     second, first, steps = total.second.double(), total.first.double(), mechanism.steps
     diagonal, above, of_first = (_variance(mechanism, scale, clients) for scale in mechanism.scales)
     z = math.sqrt(2 * math.log(2 * (second.numel() + first.numel() + 2 * len(second) + 2) / MISTAKE))
-    constant = int(mechanism.bias * steps)
-    if not constant:
-        return  # no row tells that it is there
+    constant = mechanism.constant
     own = second[:, diagonal_places(mechanism.dims + 1, second.device)]
     if mechanism.num_classes > 1:
         claimed, unsure = float(first[:, -1].sum()) / constant, z * math.sqrt(len(first) * of_first) / constant
@@ -86,12 +84,13 @@ def check_moments(mechanism: IntegerMoments, total: Moments, clients: int, recor
     most = (claimed + unsure) * steps**2
     apart = second.abs()
     apart[:, diagonal_places(mechanism.dims + 1, second.device)] = 0
+    of_rows = most / steps**2 * mechanism.unit_of_first
     found = [
         ("a sum of products", float(apart.max()), most / 2 + z * math.sqrt(above)),
         ("a sum of squares", float(own.max()), most + z * math.sqrt(diagonal)),
         ("minus a sum of squares", float(-own.min()), z * math.sqrt(diagonal)),
         ("the sum of all squares", float(own.sum()), most + z * math.sqrt(own.numel() * diagonal)),
-        ("a sum of rows", float(first.abs().max()), most / steps + z * math.sqrt(of_first)),
+        ("a sum of rows", float(first.abs().max()), of_rows + z * math.sqrt(of_first)),
     ]
     _check_found(found, claimed)
 

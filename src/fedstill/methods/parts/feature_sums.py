@@ -21,7 +21,7 @@ from fedstill.methods.parts.moments import WHOLE_STEPS, MomentSums, Sums, mechan
 from fedstill.privacy.accounting import release_noise
 from fedstill.privacy.integer_sums import IntegerClassSums, IntegerMoments
 from fedstill.privacy.mechanisms import ClassSums
-from fedstill.privacy.second_moments import Moments, unpacked
+from fedstill.privacy.second_moments import Moments, diagonal_places, unpacked
 from fedstill.privacy.sum_ranges import check_length, check_moments
 from fedstill.protocol import Client, Federation, Public, Records, Reply, Summation, Summed
 
@@ -70,12 +70,11 @@ def row_size(fed: Federation, nets: Sequence[nn.Module]) -> dict[str, int]:
 
 def release_sums(client: Client, rows: Tensor, centre: Tensor, radius: float, settings: Summing) -> FeatureSums:
     """Release A_k, the class sums of a client's rows ``(n, d)`` relative to ``centre`` and of a constant."""
-    relative = rows - centre.to(client.device)
-    constant = relative.new_full((len(relative), 1), radius * math.sqrt(settings.count_share))
-    relative = torch.cat([relative * math.sqrt(1 - settings.count_share), constant], 1)
-    classes, labelled = client.train.num_classes, (relative, client.train.labels)
-    if client.masked:
-        whole = _whole(settings, client.delta, classes, radius, client.adders)
+    relative, classes = rows - centre.to(client.device), client.train.num_classes
+    whole = _whole(settings, client.delta, classes, radius, client.adders) if client.masked else None
+    constant = relative.new_full((len(relative), 1), _constant(settings, radius, whole))
+    labelled = torch.cat([relative * math.sqrt(1 - settings.count_share), constant], 1), client.train.labels
+    if whole is not None:
         return FeatureSums(sums=client.release(whole, labelled).map(Tensor.cpu))
     sums = client.release(ClassSums(classes, radius, release_noise(settings.epsilon, client.delta)), labelled)
     return FeatureSums(sums=sums.map(Tensor.float))
@@ -87,18 +86,24 @@ def _whole(settings: Summing, delta: float, classes: int, radius: float, adders:
     return IntegerClassSums(num_classes=classes, radius=radius, noise_multiplier=noise, adders=adders)
 
 
+def _constant(settings: Summing, radius: float, whole: IntegerClassSums | None) -> float:
+    """The entry of a row that counts it; of whole numbers a whole number of steps, as any other would be rounded."""
+    share = math.sqrt(settings.count_share)
+    return radius * (share if whole is None else max(1, round(share * whole.steps)) / whole.steps)
+
+
 def class_means(
     fed: Federation, summed: Summation[FeatureSums], centre: Tensor, radius: float, settings: Summing
 ) -> Float[Tensor, "classes d"]:
     """Each class's mean row over all clients, from their releases."""
     total = summed.total.sums.value  # A = sum_k A_k
-    sums = total.double().to(fed.device)
+    sums, whole = total.double().to(fed.device), None
     if not total.is_floating_point():
         whole = _whole(settings, fed.delta, len(total), radius, summed.adders)
         if summed.records is not None:
             check_length(whole, total, summed.records, whole.steps, len(summed.clients), "records")
         sums *= radius / whole.steps
-    counts = (sums[:, -1:] / (radius * math.sqrt(settings.count_share))).clamp_min(1.0)
+    counts = (sums[:, -1:] / _constant(settings, radius, whole)).clamp_min(1.0)
     means: Tensor = sums[:, :-1] / (math.sqrt(1 - settings.count_share) * counts) + centre.to(fed.device)
     return means
 
@@ -167,7 +172,8 @@ def add_up(sums: Summation[Sums], settings: MomentSums, delta: float, device: to
         facts = mechanism_facts(settings, delta, num_classes=classes, dims=dims, radius=1.0, by_class=by_class)
         mechanism = IntegerMoments(**facts, steps=steps, adders=sums.adders)
         check_moments(mechanism, Moments(second, first), len(sums.clients), sums.records)
-        of_second, of_first = float(steps**2), float(steps)
+        second, first = _with_constant(second.double(), first.double(), mechanism)
+        of_second, of_first = float(steps**2), float(mechanism.unit_of_first)
     std, first_std = noise_of(settings, delta)
     return Total(
         second.double().div_(of_second).to(device),
@@ -176,6 +182,17 @@ def add_up(sums: Summation[Sums], settings: MomentSums, delta: float, device: to
         sums.spread * std,
         sums.spread * first_std,
     )
+
+
+def _with_constant(
+    second: Float64[Tensor, "groups entries"], first: Float64[Tensor, "classes p"], mechanism: IntegerMoments
+) -> tuple[Tensor, Tensor]:
+    """The sums, changed in place, as those of rows that end with b in place of the whole number nearest to it."""
+    ratio, width = mechanism.bias * mechanism.steps / mechanism.constant, first.shape[1]
+    first[:, -1] *= ratio
+    second[:, diagonal_places(width, second.device) + torch.arange(width - 1, -1, -1, device=second.device)] *= ratio
+    second[:, -1] *= ratio
+    return second, first
 
 
 def solve(
