@@ -3,19 +3,28 @@
 import json
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
-from real_sites import federation, make_site, spec_of
+from real_sites import Direct, federation, make_site, spec_of
+from releases import entry
 
+import fedstill
 from fedstill.cli import main
 from fedstill.data.sources import DataSet
 from fedstill.engines.server import TooFewReplies
+from fedstill.experiment import config
+from fedstill.experiment.job import Job
+from fedstill.experiment.run import run as run_with
+from fedstill.privacy.releases import Unbounded
 from fedstill.protocol import wire
+from fedstill.report.groups import group, words_of
+from fedstill.runs import live
 from fedstill.sites.site import answer, decisions, evidence, log, site_journal, state_format
 from fedstill.sites.site import policy as policies
-from fedstill.sites.site.charges import read_charges
+from fedstill.sites.site.charges import Limits, open_site_ledger, read_charges
 from fedstill.sites.site.policy import SitePolicy
 
 PRIVATE = {"methods": ["fedavg-p"], "unprotected": False, "simulated_noise": False, "budget": 4.0}
@@ -386,7 +395,8 @@ def test_a_site_without_a_budget_is_said_to_release_nothing_or_anything(
         assert f"budget: none, so {words} at delta" in shown(capsys, "status", folder)
         assert f"no budget, so {words} at delta" in evidence.page(evidence.evidence(site))
         said = list(policies.words(site))
-        assert any("with privacy noise, without a limit, as there is no budget" in one for one in said) == unprotected
+        words = "with the noise that the server asks for, which may be NONE, without a limit, as there is no budget"
+        assert any(words in one for one in said) == unprotected
         assert not any("charged to the budget" in one for one in said)
 
 
@@ -398,3 +408,36 @@ def test_the_status_of_a_damaged_journal_counts_nothing(
     said = shown(capsys, "status", folder)
     assert "how much of it is spent is unknown" in said and "one more release fits" not in said
     assert "releases so far" not in said
+
+
+def test_a_release_without_noise_is_no_dash(
+    digits: DataSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``status`` and ``ledger`` said "epsilon -", which reads as nothing spent."""
+    site = make_site(tmp_path, digits, **{**PRIVATE, "budget": None, "unprotected": True})
+    limits = Limits(public_images=True, delta=site.delta, budget=None, allow_unbounded=True)
+    open_site_ledger(site.state, "a" * 32, limits).charge(entry(Unbounded(reason="no noise")))
+    for words in (("status", site.state.parent), ("ledger", site.state.parent)):
+        text = shown(capsys, *words)
+        assert "per record: epsilon unbounded, as a release had no noise\n" in text and "epsilon -" not in text
+    assert re.search(r"a{8} +- +1 +record +unbounded", shown(capsys, "ledger", site.state.parent))
+
+
+def test_a_run_with_real_sites_has_no_partition(digits: DataSet, tmp_path: Path) -> None:
+    """It was recorded as "iid", the default of the experiment's file, and so were its captions and rows."""
+    sites = [make_site(tmp_path, digits, client) for client in range(2)]
+    file = tmp_path / "run.yaml"
+    file.write_text("{method: fedavg, data: digits, clients: 2, model: linear, seed: 1, fedavg: {rounds: 1}}")
+    experiment, name, method = config.read_yaml(file)
+    job = Job(experiment, method, tmp_path / "real", name=name, command="")
+    run_with(job, sites=lambda spec: nullcontext(Direct(sites, spec)))
+    task: dict[str, Any] = {"data": "digits", "clients": 2, "rounds": 1, "model": "linear", "workers": 0}
+    simulated = fedstill.run("fedavg", out=tmp_path / "simulated", progress=False, **task)
+    real = fedstill.read_run(tmp_path / "real")
+    assert real.summary["partition"] == "sites" and simulated.summary["partition"] == "iid"
+    assert words_of([real]) == "digits (the sites' own records, 2 clients)"
+    assert words_of([real, simulated]) == "digits (partition iid or the sites' own records, 2 clients)"
+    assert len(group([real, simulated])) == 2  # tasks, not two seeds of one row
+    assert "the sites' own records" in live.live(tmp_path / "real").task
+    (tmp_path / "real" / "summary.json").unlink()
+    assert fedstill.read_run(tmp_path / "real", unfinished=True).summary["partition"] == "sites"

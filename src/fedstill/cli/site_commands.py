@@ -1,7 +1,7 @@
 """``fedstill site``: what the operator of a real site sees and decides."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -220,7 +220,7 @@ def _print_status(found: dict[str, Any]) -> None:
     if budget["fits"] is not None and is_whole:
         print(f"  one more release fits up to epsilon {budget['fits']:.3g} per record")
     for unit, use in budget["spent"].items():
-        print(f"  spent, per {unit}: epsilon {_number(use['epsilon'])}, {_percent(use['share'])} of the budget")
+        print(f"  spent, per {unit}: {_spent(use)}")
     print("  questions: " + ", ".join(f"{number} {what}" for what, number in found["questions"].items()))
     failed = found["failures"]
     what = "questions that failed or went beyond the budget, each of which may tell the server a bit"
@@ -343,14 +343,14 @@ def ledger(words: list[str], flags: "Ledger") -> None:
     _print_rows(
         ("run", "method", "releases", "protects", "epsilon", "of its budget"),
         [
-            (run["run"][:8], _words(run["method"]), str(run["releases"]), unit, _number(use["epsilon"]))
+            (run["run"][:8], _words(run["method"]), str(run["releases"]), unit, _number(use["epsilon"], "unbounded"))
             + (_percent(use["share"]),)
             for run in runs
             for unit, use in run["spent"].items()
         ],
     )
     for unit, use in budget["spent"].items():
-        print(f"all runs, per {unit}: epsilon {_number(use['epsilon'])}, {_percent(use['share'])} of the budget")
+        print(f"all runs, per {unit}: {_spent(use)}")
 
 
 def pause(words: list[str]) -> None:
@@ -403,10 +403,16 @@ def _words(value: Any) -> str:
     return "-" if value is None else str(value)
 
 
-def _number(epsilon: float | None) -> str:
+def _number(epsilon: float | None, without: str = "-") -> str:
     from fedstill.report.guarantees import round_up
 
-    return "-" if epsilon is None else round_up(epsilon)
+    return without if epsilon is None else round_up(epsilon)
+
+
+def _spent(use: Mapping[str, Any]) -> str:
+    """Words on what a unit has spent: of releases without noise no epsilon bounds it."""
+    of_budget = "" if use["share"] is None else f", {_percent(use['share'])} of the budget"
+    return f"epsilon {_number(use['epsilon'], 'unbounded, as a release had no noise')}{of_budget}"
 
 
 def _percent(share: float | None) -> str:

@@ -44,7 +44,7 @@ from fedstill.experiment.reuse import check_begun, check_facts, check_schema, pu
 from fedstill.experiment.task import Task, client_data, measured_columns, scaled, share_out
 from fedstill.privacy import guarantee
 from fedstill.runs import environment, formats
-from fedstill.runs.folder import RunFolder, Taken
+from fedstill.runs.folder import SITES, RunFolder, Taken
 from fedstill.runs.journal import EVALUATIONS, Journal, JournalFiles, Refusal
 from fedstill.runs.pieces import Config
 
@@ -527,7 +527,7 @@ def _finish(
         "method": job.name,
         "label": job.label or job.name,
         "data": experiment.data,
-        "partition": experiment.partition,
+        "partition": SITES if folder.asked_sites else experiment.partition,
         "clients": experiment.clients,
         "model": experiment.model,
         "num_parameters": sum(p.numel() for p in model.parameters()),

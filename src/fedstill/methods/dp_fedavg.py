@@ -8,8 +8,8 @@ Differs from the papers (docs/methods/dp-fedavg.md has the whole list):
 
 * all clients take part in every round: the server knows whom it asks, so no sampling is counted;
 * neighbours differ in all records of one client, so the sensitivity is 2S, twice that of a client that is left out;
-* updates are rounded toward zero to whole steps of S after clipping, which makes none longer, so no rotation and no
-  randomised rounding are needed;
+* updates are rounded to whole steps of S after clipping, none of them longer than S, so no rotation and no randomised
+  rounding are needed;
 * models with BatchNorm are refused, as their running statistics would be unprotected.
 """
 

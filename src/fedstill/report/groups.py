@@ -16,6 +16,7 @@ from fedstill.experiment.config import FREE, Experiment, defaults_of, flat, good
 from fedstill.privacy.guarantee import Guarantee
 from fedstill.report import caveats, guarantees
 from fedstill.report.record import RunRecord
+from fedstill.runs.folder import SITES
 from fedstill.runs.journal import WITHDRAWN
 
 TASK = (
@@ -44,8 +45,12 @@ _NUMBER = re.compile(r"(.*?[:=])?(-?\d+(?:\.\d+)?(?:e-?\d+)?)")
 
 
 def task_settings(record: RunRecord) -> dict[str, Any]:
-    """All settings of the experiment; `Experiment`'s default for one that the run's version did not have."""
-    return _defaults() | flat(record.config["experiment"])
+    """All settings of the experiment; `Experiment`'s default for one that the run's version did not have.
+
+    The partition of a run with real sites is `SITES`, whatever its experiment says: nobody divided them.
+    """
+    own = {"partition": SITES} if record.summary["partition"] == SITES else {}
+    return _defaults() | flat(record.config["experiment"]) | own
 
 
 @cache
@@ -391,7 +396,9 @@ def words_of(records: Iterable[RunRecord], more: Sequence[str] = ()) -> str:
     data, partitions, clients = (
         list(dict.fromkeys(str(summary[key]) for summary in summaries)) for key in ("data", "partition", "clients")
     )
-    parts = [f"partition {' or '.join(partitions)}", f"{' or '.join(clients)} client{'s' * (clients != ['1'])}"]
+    known = [one for one in partitions if one != SITES]
+    words = [f"partition {' or '.join(known)}"] * bool(known) + ["the sites' own records"] * (SITES in partitions)
+    parts = [" or ".join(words), f"{' or '.join(clients)} client{'s' * (clients != ['1'])}"]
     parts += [*caveats.facts([task_settings(run) for run in runs]), *more]
     return f"{' and '.join(data)} ({', '.join(parts)})"
 

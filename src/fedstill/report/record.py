@@ -21,7 +21,7 @@ from fedstill.data.table_schema import TableSchema
 from fedstill.privacy.guarantee import Guarantee, no_guarantee
 from fedstill.report import guarantees
 from fedstill.report.drawing import PAGE_WIDTH, Axis, Line, Plot, page_svg
-from fedstill.runs.folder import Images, RunFolder, runs_below
+from fedstill.runs.folder import SITES, Images, RunFolder, runs_below
 from fedstill.runs.journal import JournalFiles, Refusal
 
 if TYPE_CHECKING:  # both take a second to import
@@ -316,6 +316,8 @@ def _read_unfinished(run: RunFolder) -> RunRecord:
         name = config.method["name"]
     except KeyError as error:
         raise run.damaged(run.config, f"it has no setting {error}") from error
+    if run.asked_sites:
+        task["partition"] = SITES
     if not (isinstance(task["clients"], int) and task["clients"] > 0 and isinstance(task["seed"], int)):
         raise run.damaged(run.config, "clients and seed must be integers")
     last = metrics[-1] if metrics else {}

@@ -108,6 +108,8 @@ def first_other(path: Path) -> str | None:
     return next((name for name in names if name not in (LOCK, HELPERS, TRIES) and not name.endswith(files.PART)), None)
 
 
+SITES = "sites"
+"""The partition, in results, of a run whose records real sites had."""
 HELPERS = "helpers"
 """Folder of the keys of simulated helpers, which a run needs before it has any other file."""
 TRIES = "tries"

@@ -148,10 +148,11 @@ def live(path: Path, known: dict[Path, Counted] | None = None) -> Live:
         left = time_left([0.0, *seconds], total, _idle(folder.metrics)) if seconds else None
     elif found.state == "running" and ups and len(up | lost) < clients:
         left = time_left([0.0, *ups], clients - len(lost - up), _idle(journal.meter))
+    partition = "the sites' own records" if folder.asked_sites else config.experiment.get("partition")
     return Live(
         label=config.label,
         method=found.method,
-        task=f"{config.experiment.get('data')}, {config.experiment.get('partition')}, {clients} clients",
+        task=f"{config.experiment.get('data')}, {partition}, {clients} clients",
         state=found.state,
         round=metrics[-1]["round"] if metrics else 0,
         rounds=total,

@@ -459,8 +459,9 @@ def words(policy: SitePolicy) -> Iterator[str]:
 def _fields(policy: SitePolicy, method: Method, step: str) -> Iterator[str]:
     fields = steps_of(method)[step].reply.schema
     charged = "charged to the budget" if policy.budget is not None else "without a limit, as there is no budget"
+    noise = "privacy noise" if policy.budget is not None else "the noise that the server asks for, which may be NONE"
     for protection, how in (
-        ("released", f"with privacy noise, {charged}"),
+        ("released", f"with {noise}, {charged}"),
         ("public", "as it is; the method holds it to be public"),
         ("unprotected", "as it is, WITHOUT PROTECTION"),
     ):
