@@ -1,6 +1,7 @@
 """CSV files as people have them, and the public schema that turns rows into numbers, the same at every site."""
 
 import json
+import re
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from fedstill.data.csv_files import read_csv
 from fedstill.data.places import Reading, find
 from fedstill.data.readers import read_table
 from fedstill.data.schema_draft import draft
-from fedstill.data.table_schema import TableSchema
+from fedstill.data.table_schema import DAY, TableSchema
 
 SCHEMA = """
 target = "died"
@@ -150,6 +151,8 @@ def test_commas_that_may_separate_thousands_are_refused_where_the_range_allows_b
         ({"bmi": ["", "1", "2", "3"]}, "has 1 gaps; say what stands for one (missing), or drop the records"),
         ({"smoker": ["maybe", "yes", "no", ""]}, "has 'maybe', which is neither true nor false"),
         ({"admitted": ["01.02.2020"] * 4}, "has '01.02.2020'; write dates as YYYY-MM-DD"),
+        ({"admitted": ["2020-02-01 to 2021-05-05"] * 4}, "has '2020-02-01 to 2021-05-05'; write dates as YYYY-MM-DD"),
+        ({"admitted": ["2020-02-01 ?", "", "", ""]}, "has '2020-02-01 ?'; write dates as YYYY-MM-DD"),
         ({"admitted": ["2020-02-30"] * 4}, "has '2020-02-30', which is no day of a calendar"),
         ({"admitted": ["2019-12-31"] * 4}, "has 2019-12-31, outside of ['2020-01-01', '2020-12-31']"),
         ({"admitted": [1, 2, 3, 4]}, "has numbers, but the schema says dates"),
@@ -386,3 +389,21 @@ def test_a_draft_without_a_target_asks_for_one() -> None:
 
     with pytest.raises(ValueError, match="say with --target which one has the classes"):
         draft(pa.table({"a": [1.5, 2.5, 3.5]}), None, "the example")
+
+
+@pytest.mark.parametrize(
+    "time",
+    [
+        "",
+        " 10",
+        "T10:00",
+        " 10:00:00",
+        "T10:00:00.000000000",
+        " 10:00 PM",
+        " 00:00:00+00:00",
+        "T10:00:00Z",
+        " 9:05 UTC",
+    ],
+)
+def test_a_date_may_have_a_time_of_day(time: str) -> None:
+    assert re.fullmatch(DAY, f"2020-02-01{time}")

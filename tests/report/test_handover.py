@@ -164,6 +164,7 @@ def test_a_wrong_row_is_a_sentence_and_the_bare_program_gives_no_number(handed: 
         ({"sodium": None}, "column 'sodium' has a gap, for which nothing stands"),
         ({"smoker": "maybe"}, "neither true nor false"),
         ({"admitted": "29.02.2020"}, "which is no day; write dates as YYYY-MM-DD"),
+        ({"admitted": "2020-02-01 to 2020-03-01"}, "which is no day; write dates as YYYY-MM-DD"),
         ({"admitted": "2018-12-31"}, "outside of"),
         ({"Age ": 50, "age": ...}, r"row 1 has no column 'age'; did you mean 'Age '"),
     ):

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fedstill.data.csv_files import UNCLEAR
 from fedstill.data.names import PERSON
-from fedstill.data.table_schema import FALSE, TRUE, Unclear, number_of, numbers_of, refuse_thousands, texts_of
+from fedstill.data.table_schema import DAY, FALSE, TRUE, Unclear, number_of, numbers_of, refuse_thousands, texts_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -116,7 +116,7 @@ def _drafted(values: "pd.Series[Any]", texts: "pd.Series[Any]", *, is_unclear: b
         return "it has one value"
     if {text.lower() for text in distinct} <= TRUE | FALSE:
         return {"kind": "boolean"} | ({"missing": False} if gaps else {})
-    if present.str.fullmatch(r"\d{4}-\d{2}-\d{2}([T ].*)?").all():
+    if present.str.fullmatch(DAY).all():
         days = sorted(text[:10] for text in distinct)
         return {"kind": "date", "range": [days[0], days[-1]]} | ({"missing": days[len(days) // 2]} if gaps else {})
     try:

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 TRUE, FALSE = {"true", "t", "yes", "y", "1", "1.0"}, {"false", "f", "no", "n", "0", "0.0"}
+DAY = r"\d{4}-\d{2}-\d{2}([T ]\d{1,2}(:\d{2}){0,2}([.,]\d+)?( ?[AaPp][Mm])?( ?(Z|UTC|[+-]\d{2}(:?\d{2})?))?)?"
+"""The form of a date, which may have a time of day."""
 _ANY = (-np.inf, np.inf)
 _FAR = 10
 """Times the limits of a column beyond which nobody means a number."""
@@ -548,7 +550,7 @@ def _days(values: "pd.Series[Any]", where: str) -> NDArray[np.float64]:
     if pd.api.types.is_numeric_dtype(values) and values.notna().any():
         raise ValueError(f"{where} has numbers, but the schema says dates; set kind = 'number', or write YYYY-MM-DD")
     texts = texts_of(values)
-    good = texts.str.fullmatch(r"\d{4}-\d{2}-\d{2}([T ].*)?")
+    good = texts.str.fullmatch(DAY)
     if not good.fillna(True).all():
         first = texts[~good.fillna(True).to_numpy(dtype=bool)].iloc[0]
         raise ValueError(f"{where} has {first!r}; write dates as YYYY-MM-DD, which every country reads alike")

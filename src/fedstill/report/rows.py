@@ -32,7 +32,9 @@ _TRUE, _FALSE = {"true", "t", "yes", "y", "1", "1.0"}, {"false", "f", "no", "n",
 _THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2}[.,][0-9]{3}")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _CELL = re.compile(r"[+-]?([0-9]+|[0-9]*[.,][0-9]+)([eE][+-]?[0-9]+)?")
-_DAY = re.compile(r"\d{4}-\d{2}-\d{2}([T ].*)?")
+_DAY = re.compile(
+    r"\d{4}-\d{2}-\d{2}([T ]\d{1,2}(:\d{2}){0,2}([.,]\d+)?( ?[AaPp][Mm])?( ?(Z|UTC|[+-]\d{2}(:?\d{2})?))?)?"
+)
 
 
 class Model:

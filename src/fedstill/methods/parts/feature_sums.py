@@ -223,8 +223,8 @@ def solve(
     factor, failed = torch.linalg.cholesky_ex(matrix + ridge * torch.eye(len(matrix)).to(matrix))
     if int(failed):
         raise ValueError(
-            f"the sums of products plus a ridge of {ridge:g} are not positive definite; take a larger ridge or fewer "
-            "directions (--space.dims)"
+            f"the sums of products plus a ridge of {ridge:g} are not positive definite; take a larger ridge, fewer "
+            "directions (--space.dims) or, of open sums, --precision double"
         )
     return torch.cholesky_solve(right, factor)
 
