@@ -306,9 +306,9 @@ def test_attacks_on_one_schedule() -> None:
 def test_dense_with_the_authors_clients_on_three_seeds() -> None:
     page = (ROOT / "docs" / "methods" / "dense.md").read_text()
     methods = ("feddf", "fed-dafl", "fed-adi", "dense")
-    pairs: list[dict[str, float]] = []
-    for data, name in (("mnist", "MNIST"), ("fashion_mnist", "Fashion-MNIST")):
-        for alpha in (0.3, 0.5) if data == "mnist" else (0.1, 0.3):
+    pairs: list[dict[str, Any]] = []
+    for data, name in (("mnist", "MNIST"), ("fashion_mnist", "Fashion-MNIST"), ("cifar10", "CIFAR-10")):
+        for alpha in (0.3, 0.5) if data == "mnist" else (0.1, 0.3, 0.5):
             runs = reproduced(f"dense-authors-{data}-{alpha}.json")
             own = {label: {r["seed"]: r["accuracy"] for r in runs if r["label"] == label} for label in methods}
             assert all(sorted(values) == [0, 1, 2] for values in own.values())
@@ -321,9 +321,19 @@ def test_dense_with_the_authors_clients_on_three_seeds() -> None:
             ]
             assert f"| {name} {str(alpha)[1:]} | {' | '.join([*facts, *bold])} |" in page
             alone = {run["seed"]: run["last"]["average"] for run in runs if run["label"] == "dense"}
-            pairs += [{**{label: own[label][s] for label in methods}, "average": alone[s]} for s in range(3)]
+            pairs += [
+                {**{label: own[label][s] for label in methods}, "average": alone[s], "on": data} for s in range(3)
+            ]
     above = {
         name: sum(one["dense"] > one[name] for one in pairs) for name in ("fed-adi", "feddf", "average", "fed-dafl")
     }
-    assert above == {"fed-adi": 11, "feddf": 9, "average": 11, "fed-dafl": 6}
-    assert sum(max(methods, key=one.__getitem__) == "dense" for one in pairs) == 4
+    assert above == {"fed-adi": 23, "feddf": 15, "average": 21, "fed-dafl": 11}
+    assert sum(max(methods, key=one.__getitem__) == "dense" for one in pairs) == 7
+    on = {
+        data: sum(one["dense"] > one["feddf"] for one in pairs if one["on"] == data)
+        for data in ("fashion_mnist", "cifar10")
+    }
+    assert on == {"fashion_mnist": 9, "cifar10": 3}
+    more = [round(100 * (one["dense"] - one["average"]), 6) for one in pairs]
+    rows = sorted(round(sum(more[i : i + 3]) / 3, 1) for i in range(0, len(more), 3))
+    assert rows[0] == -1.0 and rows[1] == 2.4 and rows[-1] == 9.4
