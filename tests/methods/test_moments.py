@@ -12,10 +12,12 @@ import pytest
 import sklearn
 import small
 import torch
+from safetensors.torch import load_file
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticDiscriminantAnalysis
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+import fedstill
 from fedstill import methods, models
 from fedstill.base.seeds import Simulated, stream
 from fedstill.data.sources import DataSet
@@ -27,6 +29,7 @@ from fedstill.methods.gh_ofl import GHOFL
 from fedstill.methods.parts.feature_sums import Total, add_up, cleaned
 from fedstill.methods.parts.gaussians import FisherMix, classes_of
 from fedstill.methods.parts.moments import DTYPES, Sums
+from fedstill.privacy.accounting import release_noise
 from fedstill.privacy.integer_sums import IntegerMoments
 from fedstill.privacy.second_moments import SecondMoments
 from fedstill.protocol import Records, Released, Summation, load
@@ -89,6 +92,34 @@ def test_sums_of_whole_numbers_are_those_of_real_ones(by_class: bool) -> None:
     if not by_class:
         truth, found = (method.head(total) for total in (real, whole))
         assert near(found, truth, 0.02)
+
+
+@pytest.mark.parametrize(("bias", "steps"), [(0.1, 256), (0.001, 256), (0.18, 8)])
+def test_the_noise_of_a_count_is_that_of_the_rescaled_constant(bias: float, steps: int) -> None:
+    """It was claimed for the constant of the settings: with a small one, classes that are there counted as absent."""
+    method = FedCGS(epsilon=1.0, bias=bias, steps=steps)
+    facts = {"num_classes": 400, "dims": 2, "radius": 1.0, "share": method.share, "bias": bias, "steps": steps}
+    mechanism = IntegerMoments(**facts, noise_multiplier=release_noise(1.0, 1e-5))  # type: ignore[arg-type]
+    rows, labels = torch.zeros(40_000, 2), torch.arange(40_000) % 400
+    sent = mechanism([(rows, labels)], Simulated(stream(0, "noise")))
+    summed = Summation(Sums(second=Released(sent.second), first=Released(sent.first)), range(1))
+    total = add_up(summed, method, 1e-5, torch.device("cpu"))
+    wrong = total.first[:, -1] / total.bias - 100
+    ratio = float(wrong.square().mean().sqrt()) / total.count_std
+    assert abs(ratio - 1) < 4.5 / math.sqrt(800)
+    assert not abs(1.5 * ratio - 1) < 4.5 / math.sqrt(800) and not abs(ratio / 1.5 - 1) < 4.5 / math.sqrt(800)
+
+
+def test_the_ones_of_safle_s_rows_are_whole_numbers(tmp_path: Path) -> None:
+    """All of them are one number, whose rounding does not cancel: rows had 31 steps for 31.84."""
+    task: dict[str, Any] = {"data": "digits", "clients": 3, "workers": 0, "progress": False, "epsilon": None}
+    sums = {"public": "noise=300", "extractor": {"pretrain": "none"}, "space": {"dims": 16}}
+    tensors = {}
+    for way in ("open", "masked:least=3"):
+        run = fedstill.run("safle", sums=way, out=tmp_path / way[:4], **task, **sums)
+        tensors[way[:4]] = load_file(run.folder / "model.safetensors")
+    one, other = (tensors[way]["1.embeddings"].flatten().double() for way in ("open", "mask"))
+    assert float(one @ other / (one @ one)) == pytest.approx(1, abs=5e-3)
 
 
 # --- the split of the records

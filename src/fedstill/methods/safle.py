@@ -24,10 +24,19 @@ from typing_extensions import override
 
 from fedstill.distill.public_map import PublicFeatures, PublicMap
 from fedstill.methods.parts.feature_sums import Total, add_up, solve
-from fedstill.methods.parts.moments import Embedding, MomentSums, Sums, release_moments, row_model, sizes
+from fedstill.methods.parts.moments import (
+    Embedding,
+    MomentSums,
+    Sums,
+    release_moments,
+    row_model,
+    sizes,
+    whole_steps,
+)
 from fedstill.methods.parts.on_features import public_features
 from fedstill.methods.parts.temperatures import tempered
 from fedstill.models.heads import Bucketed, Buckets, Order, Thresholds
+from fedstill.privacy.integer_sums import constant_steps
 from fedstill.privacy.logistic import extend
 from fedstill.protocol import Client, Federation, Method, load, public_images, step
 
@@ -53,18 +62,35 @@ class SAFLe(MomentSums, Method):
         exactly = sizes(fed, features, self, dims=self.buckets.width(dims))
         sums = fed.sum(self.sum_up, exactly=exactly, features=features, thresholds=thresholds, order=order)
         total = add_up(sums, self, fed.delta, fed.device)
-        embeddings, bias = self.embeddings(total)
+        embeddings, bias = self.embeddings(total, whole_steps(self, fed.masked))
         head = Bucketed(embeddings.float(), bias.float(), thresholds, order)
         return nn.Sequential(row_model(fed, features, self), head.to(fed.device))
 
-    def embeddings(self, total: Total) -> tuple[Float64[Tensor, "groups values classes"], Float64[Tensor, " classes"]]:
-        """``(sum_k Z_k^T Z_k + lambda I)^-1 sum_k Z_k^T Y_k`` by group and value, and the coefficient of the bias."""
+    def embeddings(
+        self, total: Total, steps: int | None = None
+    ) -> tuple[Float64[Tensor, "groups values classes"], Float64[Tensor, " classes"]]:
+        """``(sum_k Z_k^T Z_k + lambda I)^-1 sum_k Z_k^T Y_k`` by group and value, and the coefficient of the bias.
+
+        Args:
+            total: the sums.
+            steps: those of whole numbers; None for real ones.
+        """
         ridge = self.ridge + self.noise_ridge * total.noise
         w = solve(total.matrix(), total.first.T, ridge, noise=total.noise)
         w = tempered(w.T, total, ridge).T
         groups = (len(w) - 1) >> self.buckets.group
-        scale = math.sqrt((1 - self.bias**2) / groups)  # of a sparse row, whose length is 1 in the sums
+        scale = math.sqrt(1 - self.bias**2) / self._radius(groups, steps)  # a 1 of a sparse row in the sums
         return (scale * w[:-1]).view(groups, 2**self.buckets.group, -1), self.bias * w[-1]
+
+    def _radius(self, groups: int, steps: int | None) -> float:
+        """The length to which rows are clipped; with steps, for which a 1 of a row becomes a whole number of them.
+
+        All ones of all records are one number, so that its rounding would not cancel.
+        """
+        if steps is None:
+            return math.sqrt(groups)
+        entry = math.isqrt((steps**2 - constant_steps(self.bias, steps) ** 2) // groups)
+        return math.sqrt(1 - self.bias**2) * steps / entry if entry else math.sqrt(groups)
 
     def _public_rows(self, fed: Federation, features: PublicFeatures) -> Float[Tensor, "n dims"]:
         public, model = public_images(fed.public, "safle"), fed.new_model()
@@ -82,7 +108,7 @@ class SAFLe(MomentSums, Method):
         dims = features.projection.shape[1]
         embedding = Embedding(
             self.buckets.width(dims),
-            math.sqrt(self.buckets.groups(dims)),
+            self._radius(self.buckets.groups(dims), whole_steps(self, client.masked)),
             lambda rows: self.buckets.sparse(self._scaled(rows, features), thresholds, order),
         )
         return release_moments(client, features, self, embedding=embedding)

@@ -39,8 +39,6 @@ Rows = TypeVar("Rows", contravariant=True)
 Value = TypeVar("Value", covariant=True)
 LEAST_STEPS, MOST_STEPS = 8, 4096
 """Bounds of the steps of a row's largest length; their square times 2^28 records stays below 2^53, exact in float64."""
-MOST_RECORDS = 2**28
-"""Most records of one client."""
 
 
 class IntegerSum(GaussianMechanism[Rows, Value]):
@@ -123,8 +121,8 @@ class IntegerMoments(SecondMoments, IntegerSum[Iterable[Labelled], Moments]):
 
     @property
     def constant(self) -> int:
-        """A row's last entry, which counts records: the whole number nearest to b L, of 1 .. L - 1."""
-        return min(max(round(self.bias * self.steps), 1), self.steps - 1)
+        """A row's last entry, which counts records."""
+        return constant_steps(self.bias, self.steps)
 
     @property
     def unit_of_first(self) -> int:
@@ -335,12 +333,19 @@ class IntegerHead(IntegerSum[tuple[Float[Tensor, "n p"], Int64[Tensor, " n"]], I
         return self.integers((self.head.exact(rows) / self.step).round().to(torch.int64), self.sensitivity, noise)
 
 
+def constant_steps(bias: float, steps: int) -> int:
+    """The whole number of steps nearest to a row's constant b, from 1 to ``steps - 1``."""
+    return min(max(round(bias * steps), 1), steps - 1)
+
+
 def whole_steps(rows: Float[Tensor, "n d"], steps: int, constant: int = 0) -> Float64[Tensor, "n d"]:
     """Rows of length at most 1 as whole numbers, each with a squared length of at most ``steps^2 - constant^2``.
 
-    They are the nearest whole numbers to ``steps`` times the row, which errs to both sides alike. A row that these make
-    too long is scaled to a step less than the largest length, and less by what rounding adds to it, ``d/12`` of its
-    square, in the mean; if even that is too long when rounded, it is rounded toward zero, which lengthens nothing.
+    They are the nearest whole numbers to ``steps`` times the row, so that the errors of different numbers cancel. A row
+    that these make too long is scaled to a step less than the largest length, and less by what rounding adds to it,
+    ``d/12`` of its square, in the mean, though not below half of it; if even that is too long when rounded, it is
+    rounded toward zero, which lengthens nothing. A row whose numbers are all below half a step becomes 0: there should
+    be more steps than the square root of d.
     """
     exact = rows.double() * steps
     most = steps**2 - constant**2

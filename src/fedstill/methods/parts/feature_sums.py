@@ -19,7 +19,7 @@ from fedstill.base.settings import Epsilon, Settings, Share
 from fedstill.distill.embedding import embed
 from fedstill.methods.parts.moments import WHOLE_STEPS, MomentSums, Sums, mechanism_facts, noise_of
 from fedstill.privacy.accounting import release_noise
-from fedstill.privacy.integer_sums import IntegerClassSums, IntegerMoments
+from fedstill.privacy.integer_sums import MOST_STEPS, IntegerClassSums, IntegerMoments
 from fedstill.privacy.mechanisms import ClassSums
 from fedstill.privacy.second_moments import Moments, diagonal_places, unpacked
 from fedstill.privacy.sum_ranges import check_length, check_moments
@@ -83,7 +83,7 @@ def release_sums(client: Client, rows: Tensor, centre: Tensor, radius: float, se
 def _whole(settings: Summing, delta: float, classes: int, radius: float, adders: int) -> IntegerClassSums:
     """The mechanism of masked sums, the same at clients and server."""
     noise = release_noise(settings.epsilon, delta)
-    return IntegerClassSums(num_classes=classes, radius=radius, noise_multiplier=noise, adders=adders)
+    return IntegerClassSums(num_classes=classes, radius=radius, noise_multiplier=noise, steps=MOST_STEPS, adders=adders)
 
 
 def _constant(settings: Summing, radius: float, whole: IntegerClassSums | None) -> float:
@@ -123,6 +123,7 @@ class Total:
         bias: value of the constant feature, b.
         std: standard deviation of the noise in a diagonal entry of G; 0 without noise.
         first_std: the same in H.
+        rescaled: factor by which the constant of rows of whole numbers, and the noise of its sums, was changed to b.
     """
 
     second: Float64[Tensor, "groups entries"]
@@ -130,6 +131,12 @@ class Total:
     bias: float
     std: float
     first_std: float
+    rescaled: float = 1.0
+
+    @property
+    def count_std(self) -> float:
+        """Standard deviation of the noise in a class's number of records, ``first[:, -1] / bias``."""
+        return self.first_std * self.rescaled / self.bias
 
     def matrix(self, group: int = 0) -> Float64[Tensor, "p p"]:
         """G of all classes, or of one."""
@@ -143,7 +150,7 @@ class Total:
         any records, and where the noise of the count is a quarter of it or more.
         """
         counted = float(self.second[0, -1])  # the last entry of G
-        if len(self.first) > 1 or counted <= _KNOWN * self.std:
+        if len(self.first) > 1 or counted <= _KNOWN * self.std * self.rescaled**2:
             return 0.0
         return min(1.0, max(-1.0, self.bias * float(self.first[0, -1]) / counted))
 
@@ -163,7 +170,7 @@ def add_up(sums: Summation[Sums], settings: MomentSums, delta: float, device: to
     Raises:
         OutOfRange: whole numbers that no records and no noise give.
     """
-    second, first = sums.total.second.value, sums.total.first.value
+    second, first, rescaled = sums.total.second.value, sums.total.first.value, 1.0
     of_second, of_first = settings.scale, settings.scale
     if not second.is_floating_point():
         steps = settings.steps or WHOLE_STEPS
@@ -172,7 +179,8 @@ def add_up(sums: Summation[Sums], settings: MomentSums, delta: float, device: to
         facts = mechanism_facts(settings, delta, num_classes=classes, dims=dims, radius=1.0, by_class=by_class)
         mechanism = IntegerMoments(**facts, steps=steps, adders=sums.adders)
         check_moments(mechanism, Moments(second, first), len(sums.clients), sums.records)
-        second, first = _with_constant(second.double(), first.double(), mechanism)
+        rescaled = mechanism.bias * mechanism.steps / mechanism.constant
+        second, first = _with_constant(second.double(), first.double(), rescaled)
         of_second, of_first = float(steps**2), float(mechanism.unit_of_first)
     std, first_std = noise_of(settings, delta)
     return Total(
@@ -181,14 +189,15 @@ def add_up(sums: Summation[Sums], settings: MomentSums, delta: float, device: to
         settings.bias,
         sums.spread * std,
         sums.spread * first_std,
+        rescaled,
     )
 
 
 def _with_constant(
-    second: Float64[Tensor, "groups entries"], first: Float64[Tensor, "classes p"], mechanism: IntegerMoments
+    second: Float64[Tensor, "groups entries"], first: Float64[Tensor, "classes p"], ratio: float
 ) -> tuple[Tensor, Tensor]:
-    """The sums, changed in place, as those of rows that end with b in place of the whole number nearest to it."""
-    ratio, width = mechanism.bias * mechanism.steps / mechanism.constant, first.shape[1]
+    """The sums, changed in place, as those of rows whose last entry is ``ratio`` times what it is."""
+    width = first.shape[1]
     first[:, -1] *= ratio
     second[:, diagonal_places(width, second.device) + torch.arange(width - 1, -1, -1, device=second.device)] *= ratio
     second[:, -1] *= ratio

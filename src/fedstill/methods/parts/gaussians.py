@@ -130,7 +130,7 @@ def classes_of(total: Total) -> Classes:
     Under noise, a class whose count is within one standard deviation of it counts as absent, and means longer than any
     row are shortened.
     """
-    std = total.first_std / total.bias
+    std = total.count_std
     counts = total.first[:, -1] / total.bias
     present = counts > max(std, 0.5)
     if not bool(present.any()):

@@ -47,7 +47,7 @@ def tempered(head: Float64[Tensor, "classes p"], total: Total, ridge: float) -> 
 
 def counts_of(total: Total) -> Float64[Tensor, " classes"]:
     """Numbers of records of each class; one below the standard deviation of its noise is that."""
-    return (total.first[:, -1] / total.bias).clamp_min(total.first_std / total.bias)
+    return (total.first[:, -1] / total.bias).clamp_min(total.count_std)
 
 
 def of_solution(
