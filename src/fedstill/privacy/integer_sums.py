@@ -37,6 +37,8 @@ from fedstill.privacy.second_moments import Labelled, Moments, SecondMoments, di
 
 Rows = TypeVar("Rows", contravariant=True)
 Value = TypeVar("Value", covariant=True)
+_NUMBERS = 2**22
+"""Numbers of rows that are in memory in float64 at a time."""
 LEAST_STEPS, MOST_STEPS = 8, 4096
 """Bounds of the steps of a row's largest length; their square times 2^28 records stays below 2^53, exact in float64."""
 
@@ -220,7 +222,9 @@ class IntegerClassSums(IntegerSum[tuple[Float[Tensor, "n d"], Int64[Tensor, " n"
         """The sums ``(num_classes, d)`` of rows ``(n, d)`` with classes ``(n,)``."""
         values, labels = rows
         total = torch.zeros(self.num_classes, values.shape[1], dtype=torch.int64, device=values.device)
-        total.index_add_(0, labels, whole_steps(clipped(values, self.radius) / self.radius, self.steps).long())
+        blocks = 1 + values.numel() // _NUMBERS
+        for some, of in zip(values.tensor_split(blocks), labels.tensor_split(blocks), strict=True):
+            total.index_add_(0, of, whole_steps(clipped(some, self.radius) / self.radius, self.steps).long())
         return self.integers(total, self.sensitivity, noise)
 
 
