@@ -121,6 +121,18 @@ def test_a_frame_is_predicted_as_its_file(how: str, kind: str, tmp_path: Path, r
     assert found.told == expected.told and found.to_pandas().equals(expected.to_pandas())
 
 
+@pytest.mark.parametrize("kind", ["frame", "parquet"])
+def test_whole_numbers_that_are_kept_stay_such_beside_a_gap(kind: str, coded: RunRecord, tmp_path: Path) -> None:
+    """They were decimals: patient 9007199254740993 became another one, and 5 became 5.0."""
+    given = patients(1)[:3].assign(patient=pd.array([2**53 + 1, None, 5], dtype="Int64"))
+    found = fedstill.predict(
+        coded, given if kind == "frame" else written(given, tmp_path / "new.parquet"), keep=["patient"]
+    )
+    found.save(tmp_path / "out.csv")
+    rows = (tmp_path / "out.csv").read_text().splitlines()
+    assert [row.split(",")[1] for row in rows] == ["patient", "9007199254740993", "", "5"]
+
+
 def test_what_is_no_file_and_no_frame_is_refused(coded: RunRecord) -> None:
     with pytest.raises(InputError, match=r"ndarray; give a file, a folder or a table; arrays .*load_model\(run\)"):
         fedstill.predict(coded, np.zeros((3, 2)))

@@ -50,9 +50,13 @@ class Predictions:
 
     def to_pandas(self) -> "DataFrame":
         """A row for each record: its `columns`, ``predicted``, and ``probability of CLASS`` for each class."""
-        from pandas import DataFrame
+        from pandas import DataFrame, Series
 
-        found: dict[str, Any] = {**self.columns, "predicted": self.predicted}
+        found: dict[str, Any] = dict(self.columns)
+        for name, values in self.columns.items():
+            if None in values:  # whole numbers with a gap would become decimals
+                found[name] = Series(values, dtype=object)
+        found["predicted"] = self.predicted
         if self.probabilities is not None:
             found |= {f"probability of {name}": self.probabilities[:, c] for c, name in enumerate(self.class_names)}
         return DataFrame(found).rename_axis("record")

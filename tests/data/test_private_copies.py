@@ -50,6 +50,7 @@ def test_what_is_made_of_own_records_is_their_owners_alone(patients: Path, tmp_p
     main(["compare", "fedavg", "real", "--data", str(patients), *task, "--out", "runs/own"])
     main(["run", "fedavg", "--data", str(patients), "--features", "scattering", "--model", "linear", "--clients", "2",
           "--workers", "0", "--mean", "0", "--std", "1", "--out", "runs/vectors"])  # fmt: skip
+    main(["report", "runs/own", "--out", "runs/own/figures", "--figures", "svg"])  # they show exact counts
     readable = others_can_read(tmp_path / "runs")
     assert {place.name for place in readable} <= {"runs.csv", "table.csv", "table.json", ".lock"}, readable
     assert not [place for place in others_can_read(tmp_path / "cache") if place.suffix != ".lock"]

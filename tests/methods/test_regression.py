@@ -25,6 +25,7 @@ from fedstill.privacy.integer_sums import IntegerMoments
 from fedstill.privacy.second_moments import SecondMoments, diagonal_places, upper
 from fedstill.protocol import Released, Summation
 from fedstill.report.rows import codes
+from fedstill.runs import listing
 
 SCHEMA = """
 target = "days"
@@ -441,3 +442,23 @@ def test_errors_are_resampled_by_person() -> None:
     whole = Numbers(true, true + shift[persons], persons).intervals(resamples=300)["rmse"]
     assert alone is not None and whole is not None
     assert whole[1] - whole[0] > 2 * (alone[1] - alone[0])  # 30 independent errors, not 600
+
+
+def test_tables_have_errors_and_tell_other_records_apart(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows of another range were equal in every column but the error, which some tables did not have."""
+    (folder / "wider.toml").write_text(SCHEMA.replace("[0, 40]", "[0, 80]"))
+    other = {"seed": 1, "schema_file": folder / "wider.toml"}
+    runs = [trained(folder, "afl", str(len(more)), epsilon=None, **TABLE, **more) for more in ({}, other)]
+    main(["report", *(str(run.folder) for run in runs), "--out", str(folder / "report")])
+    rows = json.loads((folder / "report" / "table.json").read_text())["rows"]
+    lines = pd.read_csv(folder / "report" / "runs.csv")
+    assert len({row["data_set"] for row in rows}) == len({*lines["data_set"]}) == 2
+    for name in ("rmse", "mae", "r2"):
+        expected = [run["errors"][name] for run in runs]
+        assert [row[name] for row in rows] == expected and lines[name].tolist() == pytest.approx(expected)
+    assert listing.entry(runs[0].folder).errors == runs[0]["errors"]
+    capsys.readouterr()
+    main(["runs", str(folder), "--json"])
+    assert json.loads(capsys.readouterr().out)["runs"][0]["errors"] == runs[0]["errors"]
+    main(["runs", str(folder)])
+    assert f"RMSE {runs[0]['errors']['rmse']:.4g}" in capsys.readouterr().out

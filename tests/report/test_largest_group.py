@@ -11,12 +11,14 @@ import pandas as pd
 import pytest
 
 import fedstill
+from fedstill.cli import main
 from fedstill.privacy import accounting
 from fedstill.privacy.accounting import gaussian_epsilon
 from fedstill.privacy.guarantee import beside, derive, for_group, of_group
 from fedstill.privacy.ledger import Charge
 from fedstill.privacy.releases import Gaussian
 from fedstill.report import guarantees, spending
+from fedstill.runs.live import live
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
@@ -102,6 +104,30 @@ def test_a_public_bound_makes_the_patient_a_unit(tmp_path: Path) -> None:
     left = [line for line in origin if "--group-bound" in line]
     assert left and left[0].startswith("left out ")
     assert not [sentence for sentence in spending.remarks([record]) if "patient" in sentence]
+
+
+def test_each_exit_says_the_epsilon_of_two_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Dry run, ledger and ``watch`` said less than half of it."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"patient": np.repeat(np.arange(150), 2), "a": rng.normal(size=300)})
+    frame = frame.assign(label=np.arange(300) % 2, hospital=np.arange(300) // 150)
+    frame["split"] = np.where(np.arange(300) % 10 < 8, "train", "test")
+    frame.to_parquet(tmp_path / "table.parquet")
+    flags = "--clients 2 --partition by:hospital --group patient --public noise --model linear --workers 0 --quiet"
+    flags += " --mean 0 --std 1 --num-classes 2 --noise entropy"
+    words = ["afl", "--data", str(tmp_path / "table.parquet"), *flags.split(), "--group-bound", "2", "--epsilon", "2"]
+    words += ["--out", str(tmp_path / "run")]
+    main(["run", *words, "--dry-run", "--json"])
+    before = json.loads(capsys.readouterr().out)["estimates"][0]["guarantee"]
+    main(["run", *words])
+    record = fedstill.read_run(tmp_path / "run")
+    promised = record.guarantee.epsilon
+    assert promised is not None and promised > 4.3
+    assert before["epsilon"] == pytest.approx(promised) and before["group_epsilon"] == pytest.approx(promised)
+    assert [one["epsilon"] for one in spending.numbers(record.folder)["clients"]] == [pytest.approx(promised)] * 2
+    said = " ".join(map(str, spending.show(record.folder)))
+    assert f"epsilon {guarantees.round_up(promised)} at delta 1e-05, that of two records (--group-bound)" in said
+    assert [one.epsilon for one in live(record.folder).spent] == [pytest.approx(promised)]
 
 
 def test_a_record_that_takes_another_s_place_costs_two(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def list_runs(words: list[str], chosen: "Listing") -> None:
     rows = [
         (
             *(name, entry.label, entry.data),
-            "" if entry.accuracy is None else f"{100 * entry.accuracy:.1f}",
+            _score(entry),
             "" if entry.guarantee is None else guarantees.words(entry.guarantee),
             entry.state + " (validation)" * ("validation" in entry.judged_on),
             f"{entry.last_change:%m-%d %H:%M}",
@@ -142,6 +142,14 @@ def list_runs(words: list[str], chosen: "Listing") -> None:
     least = min(max(map(len, names)), _FOLDER)
     print_wide(table(heads, rows, whole=("acc. %", "state", "when"), least=least))
     print_sentences(_sums(entries))
+
+
+def _score(entry: "Listed") -> str:
+    """Accuracy in percent, or the error of a number."""
+    if entry.accuracy is not None:
+        return f"{100 * entry.accuracy:.1f}"
+    error = (entry.errors or {}).get("rmse")
+    return "" if error is None else f"RMSE {error:.4g}"
 
 
 def _sums(entries: "Sequence[Listed]") -> list[str]:

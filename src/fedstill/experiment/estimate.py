@@ -268,7 +268,9 @@ def estimate(job: Job, watcher: Watcher | None = None) -> Estimate:
         bytes_up=sum(request.times * request.clients * request.up for request in sent),
         bytes_down=sum(request.times * request.clients * request.down for request in sent),
         bytes_judging=sum(request.times * request.clients * (request.up + request.down) for request in judged),
-        guarantee=overlap.guarantee_of(promised, experiment, task, federation.public),
+        guarantee=overlap.of_groups(
+            overlap.guarantee_of(promised, experiment, task, federation.public), experiment, task, rehearsal.releases
+        ),
         within_budget=within,
         at_most=any(r.times > 1 and r.clients < experiment.clients for r in sent) and bool(rehearsal.releases),
         seconds_clients=sum(r.times * r.seconds * r.clients / min(at_once, r.clients) for r in rehearsal.requests),

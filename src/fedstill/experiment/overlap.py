@@ -1,5 +1,6 @@
 """The clients' records that the public or the test records of a run have too, which nothing protects."""
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -11,6 +12,7 @@ from fedstill.experiment.config import Experiment
 from fedstill.experiment.task import Task
 from fedstill.privacy import guarantee
 from fedstill.privacy.guarantee import Guarantee
+from fedstill.privacy.ledger import Charge
 
 
 def outside(
@@ -72,3 +74,10 @@ def guarantee_of(
     """
     counted = partial(outside, experiment, task, public_records, data, labels_only=found.unit == "label")
     return guarantee.beside(found, task.measured, task.held, counted, task.drawn)
+
+
+def of_groups(found: Guarantee, experiment: Experiment, task: Task, spent: Mapping[int, Sequence[Charge]]) -> Guarantee:
+    """``found`` with that of all records of a group, where ``--group-bound`` says how many there are at most."""
+    if experiment.group_bound is None or task.groups is None:
+        return found
+    return guarantee.for_group(found, spent, task.groups[0], experiment.group_bound)

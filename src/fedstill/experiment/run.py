@@ -593,9 +593,7 @@ def _guarantee(
     experiment: Experiment, task: Task, federation: ServerFederation, data: sources.DataSet | None
 ) -> guarantee.Guarantee:
     found = overlap.guarantee_of(federation.guarantee(), experiment, task, federation.public, data)
-    if experiment.group_bound is None or task.groups is None:
-        return found
-    return guarantee.for_group(found, federation.journal.releases(), task.groups[0], experiment.group_bound)
+    return overlap.of_groups(found, experiment, task, federation.journal.releases())
 
 
 def _forget_states(folder: RunFolder, journal: Journal) -> None:

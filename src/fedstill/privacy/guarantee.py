@@ -135,6 +135,22 @@ def for_group(found: Guarantee, spent: Mapping[int, Sequence[Charge]], column: s
     return replace(stated, epsilon=two[0], delta=two[1], alone_epsilon=alone_epsilon, reason=reason)
 
 
+def spent_by(entries: Sequence[Charge], delta: float, budget: float | None, bound: int | None) -> tuple[float, float]:
+    """Epsilon, at delta or more, of one client's releases, all of one unit; with a public ``bound`` as `for_group`.
+
+    Args:
+        entries: the releases, at least one.
+        delta: the run's.
+        budget: the limit of a filter, if there is one.
+        bound: most records of one group (``--group-bound``): then it is that of two records.
+    """
+    unit, (epsilon, _) = entries[0].unit, of_client(entries, delta, budget)
+    if bound is None or unit != "record":
+        return epsilon, delta
+    own = Guarantee(True, unit, None, epsilon, delta, None, None, "one client's", simulated=False)
+    return _together(own, {0: entries}, 2) or (math.inf, delta)
+
+
 _IN_PLACE = "one record more may take the place of another of its group (--group-bound)"
 
 

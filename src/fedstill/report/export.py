@@ -167,9 +167,11 @@ def _front(picture: pareto.Picture) -> str:
 def runs(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
     """One dictionary per run: its results, then every setting of the experiment and of its method.
 
-    ``method`` is the method's name and ``label`` the name in tables. ``accuracy`` is in [0, 1]; bytes are sums over the
-    clients, except ``..._per_client``. A method's setting whose name is taken has ``method.`` in front. All
-    dictionaries have the same keys; a setting that a method does not have is None.
+    ``method`` is the method's name and ``label`` the name in tables. ``data_set`` has the first digits of the digest of
+    all records: runs with others have other tasks. ``accuracy`` is in [0, 1]; with a number as the target there are
+    ``rmse``, ``mae`` and ``r2``. Bytes are sums over the clients, except ``..._per_client``. A method's setting whose
+    name is taken has ``method.`` in front. All dictionaries have the same keys; a setting that a method does not have
+    is None.
     """
     lines = [_run(record) for record in records]
     keys = list(dict.fromkeys(key for line in lines for key in line))
@@ -185,9 +187,11 @@ def _run(record: RunRecord) -> dict[str, Any]:
         "label": record.label,
         "method": groups.method_name(record),
         **{key: task[key] for key in first},
+        "data_set": groups.data_set(record),
         "state": record.state,
         **({"measured": asked["value"]} if (asked := record.get("measure")) else {}),
         "accuracy": summary["accuracy"],
+        **(record.get("errors") or {}),
         "balanced_accuracy": balanced_accuracy(record),
         "spread_over_clients": summary.get("spread_over_clients"),
         "rounds": summary["rounds"],

@@ -266,6 +266,12 @@ def group(records: Iterable[RunRecord]) -> list[Group]:
     return [_task(runs, apart) for runs in tasks.values()]
 
 
+def data_set(record: RunRecord) -> str | None:
+    """The first digits of the SHA-256 of a run's records and labels; None if the run does not know it."""
+    found = record.config.get("fingerprint")
+    return str(found)[:8] if found else None
+
+
 def _identity(record: RunRecord) -> dict[str, Any]:
     """The settings that make the task; the data set by its content, if the run knows it."""
     everything = task_settings(record)

@@ -10,6 +10,7 @@ from fedstill.report.drawing import Kind, Plot
 from fedstill.report.export import latex
 from fedstill.report.groups import Group, group
 from fedstill.report.record import RunRecord
+from fedstill.runs.folder import RunFolder
 
 _POINTS = 72 / 2.54
 """Points of a centimetre."""
@@ -90,4 +91,8 @@ def write(records: Sequence[RunRecord], out: Path, kinds: Sequence[Kind], width:
         for one in every
     )
     files.write_bytes(out / "figures.tex", text.encode())
-    return [*written, out / "figures.tex"]
+    written.append(out / "figures.tex")
+    if any(RunFolder(record.folder).is_private for record in records):
+        for file in written:
+            file.chmod(0o600)  # as the page is: they show exact counts of each client
+    return written

@@ -259,7 +259,6 @@ def numbers(folder: Path) -> dict[str, Any]:
     journal = _journal(folder)
     spent, times = journal.releases(), journal.last_message_times()
     experiment = record.config["experiment"]
-    delta, budget = experiment.get("delta", 1e-5), experiment.get("budget")
     releases = [
         {"client": client, **entry.model_dump(mode="json"), "seconds": times.get((entry.exchange, client))}
         for client, entries in spent.items()
@@ -268,7 +267,7 @@ def numbers(folder: Path) -> dict[str, Any]:
     clients = [
         {"client": client, "unit": unit, "epsilon": total if math.isfinite(total) else None, "delta": delta}
         for unit in UNITS
-        for client, total in _totals(spent, unit, delta, budget).items()
+        for client, (total, delta) in _totals(spent, unit, experiment).items()
     ]
     return {
         "label": record.label,
@@ -281,10 +280,13 @@ def numbers(folder: Path) -> dict[str, Any]:
     }
 
 
-def _totals(spent: Mapping[int, Sequence[Charge]], unit: Unit, delta: float, budget: float | None) -> dict[int, float]:
-    """The total epsilon of each client that released anything of this unit."""
+def _totals(
+    spent: Mapping[int, Sequence[Charge]], unit: Unit, experiment: Mapping[str, Any]
+) -> dict[int, tuple[float, float]]:
+    """The total epsilon of each client that released anything of this unit, and its delta (`guarantee.spent_by`)."""
+    limits = experiment.get("delta", 1e-5), experiment.get("budget"), experiment.get("group_bound")
     counted = {client: tuple(e for e in entries if e.unit == unit) for client, entries in spent.items()}
-    found = {kind: guarantee.of_client(kind, delta, budget)[0] for kind in {*counted.values()} - {()}}
+    found = {kind: guarantee.spent_by(kind, *limits) for kind in {*counted.values()} - {()}}
     return {client: found[kind] for client, kind in counted.items() if kind}
 
 
@@ -311,12 +313,12 @@ def _table(spent: dict[int, list[Charge]], times: dict[tuple[int, int], float]) 
 
 
 def _sums(spent: dict[int, list[Charge]], experiment: dict[str, Any], limits: str) -> Iterator[Text]:
-    delta, budget = experiment.get("delta", 1e-5), experiment.get("budget")
     for unit in UNITS:
-        if totals := _totals(spent, unit, delta, budget).values():
-            low, high = min(totals), max(totals)
+        if totals := _totals(spent, unit, experiment).values():
+            (low, _), (high, delta) = min(totals), max(totals)
             words = _number(high) if low == high else f"{_number(low)} to {_number(high)}"
-            yield Text(f"in total, per {unit} of one client: epsilon {words} at delta {delta:g}{limits}")
+            twice = ", that of two records (--group-bound)" * (unit == "record" and bool(experiment.get("group_bound")))
+            yield Text(f"in total, per {unit} of one client: epsilon {words} at delta {delta:g}{twice}{limits}")
 
 
 def _number(epsilon: float) -> str:

@@ -85,16 +85,17 @@ def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
 
     ``label`` is the name in tables and ``method`` the method's. Every row has the task's settings, and every setting
     that distinguishes rows of one method (None where a method has no such setting). ``accuracy`` is in [0, 1] or None,
-    ``accuracy_spread`` its sample standard deviation over seeds (None with one seed), ``rmse`` the root mean squared
-    error if the target of some task is a number, ``balanced_accuracy`` the mean
-    recall of the classes, ``spread_over_clients`` the sample standard deviation of the clients' accuracies (None
-    without). ``guarantee`` has all facts of the weakest guarantee of the seeds, and ``epsilon`` and ``delta`` are its
-    own, unrounded or None.
+    ``accuracy_spread`` its sample standard deviation over seeds (None with one seed), ``rmse``, its spread, ``mae`` and
+    ``r2`` the errors if the target of some task is a number, ``balanced_accuracy`` the mean recall of the classes,
+    ``data_set`` the first digits of the digest of all records, where a name stands for several, ``spread_over_clients``
+    the sample standard deviation of the clients' accuracies (None without). ``guarantee`` has all facts of the weakest
+    guarantee of the seeds, and ``epsilon`` and ``delta`` are its own, unrounded or None.
     """
     tasks = group(records)
     columns = list(dict.fromkeys(column for task in tasks for column in task.columns))
     shown = [key for key in groups.TASK if key in ("data", "partition", "clients", "model") or _varies(key, tasks)]
     table, numeric = [], any(map(regression.is_numeric, tasks))
+    named = len({_records(task) for task in tasks}) == len({name for name, _ in map(_records, tasks)})
     for task, row in [(one, row) for one in tasks for row in one.rows]:
         task_settings = groups.task_settings(row.runs[0])
         guarantee = row.guarantee if row.finished else None
@@ -102,13 +103,14 @@ def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
         table.append(
             {
                 **{key: task_settings[key] for key in shown},
+                **({} if named else {"data_set": groups.data_set(row.runs[0])}),
                 "label": row.label,
                 "method": groups.method_name(row.runs[0]),
                 **{key: row.settings.get(key) for key in columns if key not in shown},
                 "state": row.runs[0].state if len(row.runs) == 1 or row.finished else "unfinished",
                 "accuracy": row.accuracy,
                 "accuracy_spread": row.spread,
-                **({"rmse": row.error} if numeric else {}),
+                **(_errors(row) if numeric else {}),
                 **(_measured(task, row) if any(one.measure for one in tasks) else {}),
                 "balanced_accuracy": row.mean(balanced_accuracy),
                 "seeds": len(row.runs),
@@ -123,6 +125,22 @@ def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
             }
         )
     return table
+
+
+def _records(task: Group) -> tuple[str, str | None]:
+    """The name of a task's data set, and the digest of its records."""
+    return str(task.runs[0].summary["data"]), groups.data_set(task.runs[0])
+
+
+def _errors(row: Row) -> dict[str, float | None]:
+    """Means of the errors over seeds, and the sample standard deviation of the first; None without any."""
+    of: dict[str, list[float]] = {
+        name: [errors[name] for run in row.runs if (errors := run.get("errors") or {}).get(name) is not None]
+        for name in ("rmse", "mae", "r2")
+    }
+    means = {name: float(np.mean(values)) if len(values) == len(row.runs) else None for name, values in of.items()}
+    spread = float(np.std(of["rmse"], ddof=1)) if len(of["rmse"]) == len(row.runs) > 1 else None
+    return {"rmse": means["rmse"], "rmse_spread": spread, "mae": means["mae"], "r2": means["r2"]}
 
 
 def _measured(task: Group, row: Row) -> dict[str, Any]:

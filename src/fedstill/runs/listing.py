@@ -73,6 +73,7 @@ class Listed(NamedTuple):
         last_change: time of the end, or of the last sign of work.
         tags: the tags that somebody gave it (`read_tags`), or `UNKNOWN`.
         judged_on: the kind of records that a finished run's accuracy is on, as ``validation records``.
+        errors: ``rmse``, ``mae`` and ``r2`` of a finished run whose target is a number, or None.
     """
 
     folder: Path
@@ -86,6 +87,7 @@ class Listed(NamedTuple):
     last_change: datetime
     tags: tuple[str, ...] = ()
     judged_on: str = ""
+    errors: dict[str, float | None] | None = None
 
 
 def entry(path: Path) -> Listed:
@@ -100,7 +102,7 @@ def entry(path: Path) -> Listed:
         if folder.is_finished:
             summary = folder.read_summary()
             found = summary.accuracy, summary.guarantee
-            return Listed(*facts, *found, "finished", folder.finished, _tags(path), summary.judged_on)
+            return Listed(*facts, *found, "finished", folder.finished, _tags(path), summary.judged_on, summary.errors)
         evaluated = [line["accuracy"] for line in folder.read_metrics() if line["accuracy"] is not None]
         state: Literal["running", "interrupted"] = "running" if is_locked(path) else "interrupted"
         return Listed(*facts, evaluated[-1] if evaluated else None, None, state, when, _tags(path))

@@ -220,10 +220,10 @@ def spent_by_unit(folder: RunFolder, place: Path, experiment: dict[str, Any]) ->
     for unit in UNITS:
         kinds = {tuple(e for e in entries if e.unit == unit) for entries in of_clients.values()} - {()}
         try:
-            costs = [guarantee.of_client(kind, delta, budget)[0] for kind in kinds]
+            costs = [guarantee.spent_by(kind, delta, budget, experiment.get("group_bound")) for kind in kinds]
         except UNCOUNTABLE:
-            costs = [math.inf]
+            costs = [(math.inf, delta)]
         if costs:
-            most = max(costs)
-            found.append(Spent(most if math.isfinite(most) else None, delta, unit))
+            most, at = max(costs)
+            found.append(Spent(most if math.isfinite(most) else None, at, unit))
     return found
