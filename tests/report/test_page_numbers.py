@@ -337,3 +337,18 @@ def test_dense_with_the_authors_clients_on_three_seeds() -> None:
     more = [round(100 * (one["dense"] - one["average"]), 6) for one in pairs]
     rows = sorted(round(sum(more[i : i + 3]) / 3, 1) for i in range(0, len(more), 3))
     assert rows[0] == -1.0 and rows[1] == 2.4 and rows[-1] == 9.4
+
+
+def test_a_thousand_masked_clients_have_what_one_client_has() -> None:
+    runs = json.loads((ROOT / "benchmarks" / "results" / "sums.json").read_text())["runs"]
+    pairs: dict[tuple[Any, ...], dict[str, list[float]]] = {}
+    for run in runs:
+        whole = run["sums"] == "one" or (run["sums"] == "masked" and run["clients"] == 1000)
+        if whole and not run["all"] and run["partition"] == ("iid" if run["sums"] == "one" else "classes:1"):
+            pair = pairs.setdefault((run["data"], run["method"], run["epsilon"]), {"one": [], "masked": []})
+            pair[run["sums"]].append(100 * run["accuracy"])
+    assert len(pairs) == 18
+    for (data, method, _), pair in pairs.items():
+        assert len(pair["masked"]) == len(pair["one"]) == (10 if (data, method) == ("cifar10", "afl") else 3)
+        assert mean(pair["masked"]) > mean(pair["one"]) - 0.3
+    assert "they have at most .3 points\nless in all 18 pairs" in (ROOT / "docs" / "sums.md").read_text()
