@@ -258,10 +258,11 @@ def page(found: dict[str, Any]) -> str:
     who = found["gains"]
     paired = [f"| {site} | {' | '.join(interval(who[name][site]) for name in GAINED)} |" for site in order]
     verdicts = "\n".join(f"* {words}: {verdict(who[name])}." for name, words in zip(GAINED, WORDS, strict=True))
-    shares = {"open": lost(runs, "the same, epsilon 1"), "masked": lost(runs, "the same, epsilon 1, masked")}
+    shares: dict[str, float] = {}
     for way, row in (("open", "the same, epsilon 1"), ("masked", "the same, epsilon 1, masked")):
-        shares[f"{way}_draws"] = statistics.mean(statistics.stdev(one["draws"]) for one in of_row[row])
-    shares["draws"] = len(of_row["the same, epsilon 1"][0]["draws"])
+        draws = [one["draws"] for one in of_row[row]]
+        shares |= {way: lost(runs, row), f"{way}_draws": statistics.mean(map(statistics.stdev, draws))}
+        shares["draws"] = len(draws[0])
     cells = {"lines": "\n".join(lines), "each": "\n".join(each), "heads": " | ".join(shown)}
     cells |= {"paired": "\n".join(paired), "gained": " | ".join(WORDS), "verdicts": verdicts}
     return TEXT.format(schema=SCHEMA.strip(), **cells, **shares, **found)

@@ -16,7 +16,7 @@ from fedstill.experiment.config import FREE, Experiment, defaults_of, flat, good
 from fedstill.privacy.guarantee import Guarantee
 from fedstill.report import caveats, guarantees
 from fedstill.report.record import RunRecord
-from fedstill.runs.folder import SITES
+from fedstill.runs.folder import SITES, SITES_WORDS
 from fedstill.runs.journal import WITHDRAWN
 
 TASK = (
@@ -183,7 +183,7 @@ class Row:
     @property
     def error(self) -> float | None:
         """The mean root mean squared error over seeds, in the target's unit; None for classes."""
-        return self.mean(lambda run: (run.summary.get("errors") or {}).get("rmse"))
+        return self.mean(lambda run: run.error("rmse"))
 
     @property
     def rank(self) -> tuple[bool, float]:
@@ -203,7 +203,11 @@ class Row:
     @property
     def spread(self) -> float | None:
         """The sample standard deviation of the accuracy over seeds; None with fewer than two."""
-        values = [run.summary["accuracy"] for run in self.runs if run.summary["accuracy"] is not None]
+        return self.deviation(lambda run: run.accuracy)
+
+    def deviation(self, number: Callable[[RunRecord], float | None]) -> float | None:
+        """The sample standard deviation of a number over the runs that have it; None with fewer than two."""
+        values = [value for value in map(number, self.runs) if value is not None]
         return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
     def mean(self, number: Callable[[RunRecord], float | None]) -> float | None:
@@ -260,8 +264,7 @@ def group(records: Iterable[RunRecord]) -> list[Group]:
         tasks.setdefault(_key(record), []).append(record)
     firsts = [runs[0] for runs in tasks.values()]
     apart = [key for key in differing(map(_identity, firsts)) if key not in ("data", "partition", "clients")]
-    contents = {(record.summary["data"], record.config.get("fingerprint")) for record in firsts}
-    if _are_named(contents):
+    if data_sets_are_named(firsts):
         apart = [key for key in apart if key != _CONTENT]
     return [_task(runs, apart) for runs in tasks.values()]
 
@@ -276,6 +279,11 @@ def _identity(record: RunRecord) -> dict[str, Any]:
     """The settings that make the task; the data set by its content, if the run knows it."""
     everything = task_settings(record)
     return {key: everything[key] for key in TASK} | {_CONTENT: record.config.get("fingerprint")}
+
+
+def data_sets_are_named(records: Iterable[RunRecord]) -> bool:
+    """Whether the names of the runs' data sets say which records they have."""
+    return _are_named({(record.summary["data"], record.config.get("fingerprint")) for record in records})
 
 
 def _are_named(contents: set[tuple[Any, Any]]) -> bool:
@@ -403,7 +411,7 @@ def words_of(records: Iterable[RunRecord], more: Sequence[str] = ()) -> str:
         list(dict.fromkeys(str(summary[key]) for summary in summaries)) for key in ("data", "partition", "clients")
     )
     known = [one for one in partitions if one != SITES]
-    words = [f"partition {' or '.join(known)}"] * bool(known) + ["the sites' own records"] * (SITES in partitions)
+    words = [f"partition {' or '.join(known)}"] * bool(known) + [SITES_WORDS] * (SITES in partitions)
     parts = [" or ".join(words), f"{' or '.join(clients)} client{'s' * (clients != ['1'])}"]
     parts += [*caveats.facts([task_settings(run) for run in runs]), *more]
     return f"{' and '.join(data)} ({', '.join(parts)})"

@@ -11,9 +11,8 @@ from fedstill.report import export, figures, groups, html, pareto, sections
 from fedstill.report.drawing import Plot
 from fedstill.report.groups import Group, group
 from fedstill.report.markup import joined, part
-from fedstill.report.record import RunRecord, Runs, records_of
+from fedstill.report.record import RunRecord, Runs, close_if_private, records_of
 from fedstill.report.sections import sheet
-from fedstill.runs.folder import RunFolder
 
 
 @front_door
@@ -53,8 +52,7 @@ def write_page(
     if not records:
         raise ValueError("a report needs at least one run; give the folder of one")
     files.write_bytes(Path(path), _page(records, command, note, fronts).encode(errors="replace"))
-    if any(RunFolder(record.folder).is_private for record in records):
-        Path(path).chmod(0o600)  # it shows records that only the owner of the runs may see
+    close_if_private(records, [Path(path)])
 
 
 def _page(records: Sequence[RunRecord], command: str | None, note: str, fronts: Sequence[pareto.Picture]) -> str:

@@ -9,8 +9,7 @@ from fedstill.report import drawing, export, figures, groups, sections
 from fedstill.report.drawing import Kind, Plot
 from fedstill.report.export import latex
 from fedstill.report.groups import Group, group
-from fedstill.report.record import RunRecord
-from fedstill.runs.folder import RunFolder
+from fedstill.report.record import RunRecord, close_if_private
 
 _POINTS = 72 / 2.54
 """Points of a centimetre."""
@@ -92,7 +91,5 @@ def write(records: Sequence[RunRecord], out: Path, kinds: Sequence[Kind], width:
     )
     files.write_bytes(out / "figures.tex", text.encode())
     written.append(out / "figures.tex")
-    if any(RunFolder(record.folder).is_private for record in records):
-        for file in written:
-            file.chmod(0o600)  # as the page is: they show exact counts of each client
+    close_if_private(records, written)
     return written

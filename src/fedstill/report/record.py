@@ -185,6 +185,11 @@ class RunRecord:
             f"{str(self.folder)!r}>"
         )
 
+    def error(self, name: str) -> float | None:
+        """``rmse``, ``mae`` or ``r2`` of a run whose target is a number; None without a result, and of classes."""
+        value: float | None = (self.summary.get("errors") or {}).get(name)
+        return value
+
     def measured(self, name: str) -> float | None:
         """The measure that the run was asked to report first (``--measure``), if that is this one."""
         found = self.summary.get("measure") or {}
@@ -350,6 +355,13 @@ def _read_unfinished(run: RunFolder) -> RunRecord:
         finished=False,
         date=_day(run.metrics if run.metrics.exists() else run.config),
     )
+
+
+def close_if_private(records: Iterable[RunRecord], made: Iterable[Path]) -> None:
+    """Let their owner alone read the files ``made`` of runs, if one of these is so too: they show its exact counts."""
+    if any(RunFolder(record.folder).is_private for record in records):
+        for file in made:
+            file.chmod(0o600)
 
 
 def _day(file: Path) -> str:

@@ -20,17 +20,12 @@ def is_numeric(task: Group) -> bool:
 
 def cells(row: Row) -> tuple[str, ...]:
     """The errors of a row under `HEADINGS`: mean ± sample standard deviation over seeds, or a dash."""
-    return tuple(measure_words([_error(run, key) for run in row.runs]) for key in ("rmse", "r2"))
+    return tuple(measure_words([run.error(key) for run in row.runs]) for key in ("rmse", "r2"))
 
 
 def of_run(run: RunRecord) -> tuple[str, ...]:
     """The same of one run."""
-    return tuple(measure_words([_error(run, key)]) for key in ("rmse", "r2"))
-
-
-def _error(run: RunRecord, key: str) -> float | None:
-    value: float | None = (run.summary.get("errors") or {}).get(key)
-    return value
+    return tuple(measure_words([run.error(key)]) for key in ("rmse", "r2"))
 
 
 def bounded(measure: Sequence[float | None]) -> str:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,7 @@ def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
     columns = list(dict.fromkeys(column for task in tasks for column in task.columns))
     shown = [key for key in groups.TASK if key in ("data", "partition", "clients", "model") or _varies(key, tasks)]
     table, numeric = [], any(map(regression.is_numeric, tasks))
-    named = len({_records(task) for task in tasks}) == len({name for name, _ in map(_records, tasks)})
+    named = groups.data_sets_are_named(task.runs[0] for task in tasks)
     for task, row in [(one, row) for one in tasks for row in one.rows]:
         task_settings = groups.task_settings(row.runs[0])
         guarantee = row.guarantee if row.finished else None
@@ -127,20 +128,11 @@ def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
     return table
 
 
-def _records(task: Group) -> tuple[str, str | None]:
-    """The name of a task's data set, and the digest of its records."""
-    return str(task.runs[0].summary["data"]), groups.data_set(task.runs[0])
-
-
 def _errors(row: Row) -> dict[str, float | None]:
     """Means of the errors over seeds, and the sample standard deviation of the first; None without any."""
-    of: dict[str, list[float]] = {
-        name: [errors[name] for run in row.runs if (errors := run.get("errors") or {}).get(name) is not None]
-        for name in ("rmse", "mae", "r2")
-    }
-    means = {name: float(np.mean(values)) if len(values) == len(row.runs) else None for name, values in of.items()}
-    spread = float(np.std(of["rmse"], ddof=1)) if len(of["rmse"]) == len(row.runs) > 1 else None
-    return {"rmse": means["rmse"], "rmse_spread": spread, "mae": means["mae"], "r2": means["r2"]}
+    spread = None if row.error is None else row.deviation(lambda run: run.error("rmse"))
+    mae, r2 = (row.mean(partial(RunRecord.error, name=name)) for name in ("mae", "r2"))
+    return {"rmse": row.error, "rmse_spread": spread, "mae": mae, "r2": r2}
 
 
 def _measured(task: Group, row: Row) -> dict[str, Any]:

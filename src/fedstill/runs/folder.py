@@ -110,6 +110,8 @@ def first_other(path: Path) -> str | None:
 
 SITES = "sites"
 """The partition, in results, of a run whose records real sites had."""
+SITES_WORDS = "the sites' own records"
+"""What it is, in words."""
 HELPERS = "helpers"
 """Folder of the keys of simulated helpers, which a run needs before it has any other file."""
 TRIES = "tries"

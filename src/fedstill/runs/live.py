@@ -12,7 +12,7 @@ from fedstill.base import files
 from fedstill.privacy import guarantee
 from fedstill.privacy.ledger import UNCOUNTABLE, Charge
 from fedstill.privacy.releases import UNITS, Unit
-from fedstill.runs.folder import RunFolder
+from fedstill.runs.folder import SITES_WORDS, RunFolder
 from fedstill.runs.journal import EVALUATIONS, JournalFiles, exchange_of
 from fedstill.runs.listing import entry
 from fedstill.runs.pieces import Config
@@ -148,7 +148,7 @@ def live(path: Path, known: dict[Path, Counted] | None = None) -> Live:
         left = time_left([0.0, *seconds], total, _idle(folder.metrics)) if seconds else None
     elif found.state == "running" and ups and len(up | lost) < clients:
         left = time_left([0.0, *ups], clients - len(lost - up), _idle(journal.meter))
-    partition = "the sites' own records" if folder.asked_sites else config.experiment.get("partition")
+    partition = SITES_WORDS if folder.asked_sites else config.experiment.get("partition")
     return Live(
         label=config.label,
         method=found.method,

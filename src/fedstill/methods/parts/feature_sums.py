@@ -19,7 +19,7 @@ from fedstill.base.settings import Epsilon, Settings, Share
 from fedstill.distill.embedding import embed
 from fedstill.methods.parts.moments import WHOLE_STEPS, MomentSums, Sums, mechanism_facts, noise_of
 from fedstill.privacy.accounting import release_noise
-from fedstill.privacy.integer_sums import MOST_STEPS, IntegerClassSums, IntegerMoments
+from fedstill.privacy.integer_sums import MOST_STEPS, IntegerClassSums, IntegerMoments, constant_steps
 from fedstill.privacy.mechanisms import ClassSums
 from fedstill.privacy.second_moments import Moments, diagonal_places, unpacked
 from fedstill.privacy.sum_ranges import check_length, check_moments
@@ -89,7 +89,7 @@ def _whole(settings: Summing, delta: float, classes: int, radius: float, adders:
 def _constant(settings: Summing, radius: float, whole: IntegerClassSums | None) -> float:
     """The entry of a row that counts it; of whole numbers a whole number of steps, as any other would be rounded."""
     share = math.sqrt(settings.count_share)
-    return radius * (share if whole is None else max(1, round(share * whole.steps)) / whole.steps)
+    return radius * (share if whole is None else constant_steps(share, whole.steps) / whole.steps)
 
 
 def class_means(

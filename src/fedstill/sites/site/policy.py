@@ -458,10 +458,11 @@ def words(policy: SitePolicy) -> Iterator[str]:
 
 def _fields(policy: SitePolicy, method: Method, step: str) -> Iterator[str]:
     fields = steps_of(method)[step].reply.schema
-    charged = "charged to the budget" if policy.budget is not None else "without a limit, as there is no budget"
-    noise = "privacy noise" if policy.budget is not None else "the noise that the server asks for, which may be NONE"
+    released = "with privacy noise, charged to the budget"
+    if policy.budget is None:
+        released = "with the noise that the server asks for, which may be NONE, without a limit, as there is no budget"
     for protection, how in (
-        ("released", f"with {noise}, {charged}"),
+        ("released", released),
         ("public", "as it is; the method holds it to be public"),
         ("unprotected", "as it is, WITHOUT PROTECTION"),
     ):
