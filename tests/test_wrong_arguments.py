@@ -194,6 +194,19 @@ def test_the_plan_s_penalty_has_the_limit_of_the_heads(capsys: pytest.CaptureFix
     assert "--penalty is 0.005; it must be greater than or equal to 0.01" in capsys.readouterr().err
 
 
+def test_none_in_place_of_a_number_is_understood_or_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["run", "afl", "--data", "digits", "--public", "held=100", "--extractor.pretrain", "none", "--dry-run"]
+    for word in ("None", "none"):
+        main([*line, "--epsilon", word])
+        assert "privacy: none" in capsys.readouterr().out
+    file = tmp_path / "own.yaml"
+    file.write_text("method: afl\ndata: digits\nafl: {epsilon: None}\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(file)])
+    assert ended.value.code == 2
+    assert "epsilon is 'None'; it must be a number, or None (null in YAML) where it may be" in capsys.readouterr().err
+
+
 def test_data_show_takes_the_column_of_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = "".join(f"{a:.3f},{b}\n" for a, b in zip(X[:, 0], Y, strict=True))
     (tmp_path / "table.csv").write_text(f"age,y\n{rows}")

@@ -153,6 +153,8 @@ def sentence(
     why = first["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
     why = _WORDS.get(first["type"], why)
     value = first["input"]
+    if not flags and first["type"] in ("int_parsing", "float_parsing") and str(value).lower() == "none":
+        why += ", or None (null in YAML) where it may be absent"
     if first["type"] == "missing":
         return f"{name} is missing; give it"
     if first["type"] == "extra_forbidden" and "." in str(first["loc"][-1]) and not flags:  # a flag's name in a file

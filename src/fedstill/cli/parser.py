@@ -346,9 +346,13 @@ def _merged(base: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value_of(word: Any, annotation: Any) -> Any:
-    """None or a choice that is no text, if the word stands for it; else the word, which pydantic converts."""
-    if word == "None" and types.NoneType in typing.get_args(annotation):
-        return None
+    """None or a choice that is no text, if the word stands for it; else the word, which pydantic converts.
+
+    ``none`` is None too where a number may be absent; in place of a text it may be a name.
+    """
     kind = bare(annotation)
+    absent = ("None", "none") if kind in (int, float) else ("None",)
+    if types.NoneType in typing.get_args(annotation) and word in absent:
+        return None
     choices = typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
     return next((choice for choice in choices if str(choice) == word), word)
