@@ -7,6 +7,7 @@ import late
 import pytest
 
 import fedstill
+from fedstill.base.files import Damaged
 from fedstill.cli import main
 from fedstill.experiment import reuse
 from fedstill.experiment.config import Experiment
@@ -248,10 +249,39 @@ def test_a_client_that_is_left_out_leaves_the_model_that_the_others_would_have_m
 def test_releases_that_the_journal_lost_are_those_that_the_replies_list(kept: int, away: Path, tmp_path: Path) -> None:
     run(job(tmp_path / "whole", "late:LateHeads", min_clients=None))
     expected = left_out(tmp_path / "whole", 3, tmp_path / "out")["guarantee"]
-    spent = tmp_path / "whole" / "journal" / "spent.jsonl"
-    spent.write_bytes(b"".join(spent.read_bytes().splitlines(keepends=True)[:kept]))
     assert expected["epsilon"] > 0.1
-    assert left_out(tmp_path / "whole", 3, tmp_path / "lost")["guarantee"] == expected
+    lost = leave_out(tmp_path / "whole", 3, read_job(tmp_path / "whole", tmp_path / "lost", ""))
+    for folder in (lost.out, tmp_path / "whole"):
+        spent = folder / "journal" / "spent.jsonl"
+        spent.write_bytes(b"".join(spent.read_bytes().splitlines(keepends=True)[:kept]))
+    assert run(lost)["guarantee"] == expected
+    with pytest.raises(Damaged, match="spent.jsonl is missing, or not the file that .*summary.json is of"):
+        left_out(tmp_path / "whole", 3, tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_private_reply_that_is_lost_is_not_released_anew(away: Path, tmp_path: Path) -> None:
+    """The second release, with other noise, was in no sum: it is refused, by a run that extends or repeats too."""
+    run(job(tmp_path / "whole", "late:LateHeads", noise="entropy"))
+    (tmp_path / "whole" / "journal" / "000000-train_head" / "00002.reply").unlink()
+    extension = read_job(tmp_path / "whole", tmp_path / "more", "")
+    with pytest.raises(Damaged, match="client 2 has released private values to .*whole, but neither the reply nor"):
+        reuse.begin(tmp_path / "whole", extension)
+    assert not (tmp_path / "more").exists()
+    other = reuse.repeat(tmp_path / "whole", read_job(tmp_path / "whole", tmp_path / "other", ""))
+    with pytest.raises(Damaged, match="client 2 has released private values"):
+        run(other)
+    assert not list(tmp_path.rglob("other/**/00002.reply"))
+    anew = read_job(tmp_path / "whole", tmp_path / "anew", "")
+    reuse.prepare(anew, [tmp_path / "whole"])  # a comparison asks everybody, rather than this one alone
+    assert not anew.out.exists()
+
+
+def test_a_reply_that_is_lost_comes_again_where_its_noise_is_the_seed_s(away: Path, tmp_path: Path) -> None:
+    whole = run(job(tmp_path / "whole", "late:LateHeads"))
+    (tmp_path / "whole" / "journal" / "000000-train_head" / "00002.reply").unlink()
+    assert extended(tmp_path / "whole", tmp_path / "more")["accuracy"] == whole["accuracy"]
+    assert fedstill.read_run(tmp_path / "more").guarantee == fedstill.read_run(tmp_path / "whole").guarantee
 
 
 def test_only_a_reply_that_is_there_can_be_left_out(away: Path, tmp_path: Path) -> None:

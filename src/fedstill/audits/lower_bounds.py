@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from numpy.typing import NDArray
-from scipy.special import expit, ndtri
+from scipy.special import expit, ndtri, stdtrit
 from scipy.stats import beta, binom
 from torch import Tensor
 
@@ -189,8 +189,9 @@ def fitted(
 
     A linear score of a Gaussian mechanism is ``N(a, s^2)`` without the record and ``N(a + mu s, s^2)`` with it. The
     difference of the means over the pooled deviation has the variance ``1/n + 1/m + mu^2 / (2 (n + m))`` for many
-    scores (Hedges, Olkin 1985, chapter 5), which gives a bound on mu, and it the epsilon of a mu-Gaussian mechanism. It
-    needs ten times fewer releases than thresholds do, which need no fit.
+    scores (Hedges, Olkin 1985, chapter 5), which gives a bound on mu, and it the epsilon of a mu-Gaussian mechanism.
+    The quantile is Student's with ``n + m - 2`` degrees of freedom, since a normal one is too short for few scores. The
+    fit needs ten times fewer releases than thresholds do, which need no fit.
 
     Args:
         without: scores of releases without the record.
@@ -203,7 +204,7 @@ def fitted(
     pooled = (without.var(ddof=1) * (n - 1) + present.var(ddof=1) * (m - 1)) / (n + m - 2)
     shift = float(present.mean() - without.mean()) / math.sqrt(max(float(pooled), 1e-300))
     deviation = math.sqrt(correlation * (1 / n + 1 / m + shift**2 / (2 * (n + m))))
-    mu = min(shift + float(ndtri(1 - confidence)) * deviation, 1e6)
+    mu = min(shift + float(stdtrit((n + m - 2) / correlation, 1 - confidence)) * deviation, 1e6)
     return gaussian_epsilon(1 / mu, delta) if mu > 1e-6 else 0.0
 
 

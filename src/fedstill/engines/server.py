@@ -306,6 +306,8 @@ class ServerFederation(Federation):
         self._find_lost_releases(exchange, step, good)
         answered = {*good, *(refusal.client for refusal in refusals)}
         waiting = [client for client in asked if client not in answered]
+        if not (self.spec.simulated_noise or self._folder.asked_sites):
+            self.journal.check_kept(exchange, waiting, self._folder.clients)
         self._watcher.asked(step.name, len(asked), len(good), len(answered) - len(good))
         sizes = dict[int, float]()
         if waiting:

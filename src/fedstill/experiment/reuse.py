@@ -265,8 +265,12 @@ def lay_out(
         having: the clients whose bytes and releases count; None for all.
         refusals: whether refusals of the first request are copied; those of others and checkpoints are not.
         states: whether the states of simulated clients are copied.
+
+    Raises:
+        Damaged: the list of releases is not the one that the run's summary is of.
     """
     folder, journal = RunFolder(run), JournalFiles(RunFolder(run).journal)
+    folder.check_results(journal.spent)
     replies = [place for client, place in journal.replies(0).items() if client != without]
     others = [*journal.digests(0)]
     others += journal.refused(0).values() if refusals else ()
@@ -381,7 +385,7 @@ def repeat(run: Path, job: Job) -> Job:
     if not (having := {*journal.replies(0)}):
         raise ValueError(f"{folder} has no reply to its first request any more; each round replaces those before it")
     facts = {"version": fedstill.__version__, **content.origin}
-    having |= {*journal.refused(0)}
+    having |= {*journal.refused(0), *Journal(folder.journal).releases(before=1)}
     lay_out(run, job.out, {**job.description(), **facts, "answers": str(run)}, having=having, refusals=True)
     return job
 
@@ -404,8 +408,10 @@ def prepare(job: Job, earlier: Iterable[Path]) -> None:
             other, content = read_job(run, job.out, job.command), RunFolder(run).read_config()
         except ValueError:  # damaged, or not finished
             continue
-        having = JournalFiles(RunFolder(run).journal).replies(0)
-        if first_work(other) != wanted or _other_task(job, other, content) or not having:
+        journal = Journal(RunFolder(run).journal)
+        having, refused = journal.files.replies(0), journal.files.refused(0)
+        lost = journal.releases(before=1).keys() - having.keys() - refused.keys()
+        if first_work(other) != wanted or _other_task(job, other, content) or lost or not having:
             continue
         if content.version == fedstill.__version__ and not RunFolder(run).asked_sites:
             facts = {"version": content.version, **content.origin, "run": secrets.token_hex(16)}
@@ -503,6 +509,10 @@ def begin(run: Path, job: Job) -> None:
             f"{run} is of fedstill {content.version}, and this is {fedstill.__version__}; all its clients must compute "
             f"with one version, so install fedstill {content.version}, or run anew"
         )
+    if not (folder.asked_sites or job.experiment.noise == "simulated"):
+        journal = Journal(folder.journal)
+        missing = {*range(old)} - {*journal.files.replies(0)}
+        journal.check_kept(0, sorted(missing), folder.clients)
     facts = {"version": content.version, **content.origin}
     lay_out(run, job.out, {**described, **facts, "extends": str(run)}, states=True)
 

@@ -243,6 +243,29 @@ class Journal:
         """Whether releases of a client's reply are stored, which may have been lost with their file."""
         return (client, exchange) in self._releases_by_request()
 
+    def check_kept(self, exchange: int, clients: Collection[int], states: Path) -> None:
+        """Refuse to ask simulated clients again that have released values and know nothing of it any more.
+
+        Their noise would be drawn anew: a second release, which the sum of the first ones leaves out.
+
+        Args:
+            exchange: number of the request.
+            clients: the clients that would be asked, none of whose replies is stored.
+            states: the folder of their states, with the ledger of each.
+
+        Raises:
+            Damaged: there is such a client.
+        """
+        for client in clients:
+            ledger = states / f"{client:05d}" / "ledger.jsonl"
+            lines = files.read_json_lines(ledger) if self.has_releases(exchange, client) else []
+            if self.has_releases(exchange, client) and not any(line.get("exchange") == exchange for line in lines):
+                raise files.Damaged(
+                    f"client {client} has released private values to {self.folder.parent}, but neither the reply nor "
+                    "the client's state is there any more; asked again, it would release others: bring the reply back, "
+                    "or run anew with another --out"
+                )
+
     def _releases_by_request(self) -> dict[tuple[int, int], list[Charge]]:
         if self._releases is None:
             self._releases = self._read_releases()
@@ -296,7 +319,7 @@ class Journal:
         """A stored reply; raises `Damaged` if its checksum differs, as that of another client's, request's or run's."""
         self.flush()
         place = self.files.reply(exchange, step, client)
-        remedy = f"delete it and run again to ask client {client} anew"
+        remedy = f"bring a copy back, or delete it and run again to ask client {client} anew"
         if not self.files.name.exists():
             remedy = f"bring {self.files.name} back, if there was one, or {remedy}"
         return files.read_checked(place, remedy, self._label(exchange, step, client))
