@@ -701,6 +701,20 @@ def test_a_private_method_without_a_guarantee_says_why(
     assert "no guarantee:" not in capsys.readouterr().out
 
 
+def test_a_comparison_says_which_runs_of_its_folder_it_leaves_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    words = ["compare", "fedavg", *QUICK, "--fedavg.rounds", "1", "--quiet", "--out", str(out)]
+    main([*words, "--seeds", "0", "1"])
+    assert "earlier command" not in capsys.readouterr().out
+    main([*words, "--seeds", "1", "2"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "earlier command too, which this table lacks (fedavg/seed-0)" in said
+    main([*words, "--seeds", "2", "--json"])
+    assert "(fedavg/seed-0, fedavg/seed-1)" in json.loads(capsys.readouterr().out)["remarks"][-1]
+
+
 def test_removing_a_comparison_leaves_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out"
     main(["compare", "fedavg", *QUICK, "--fedavg.rounds", "1", "--quiet", "--out", str(out)])

@@ -306,11 +306,30 @@ def _compare(out: Path, jobs: "Sequence[Job]", command: str, output: "RunOutput"
     for job in jobs:
         reuse.prepare(job, [record.folder for record in records])
         records.append(_finish(job, output))
-    _show_runs(records, out, command, output)
+    _show_runs(records, out, command, output, _others(out, [job.out for job in jobs]))
+
+
+def _others(out: Path, shown: "Sequence[Path]") -> list[str]:
+    """The sentence on finished runs of an earlier comparison in ``out``, which the tables of ``shown`` lack."""
+    from fedstill.report.record import find_runs
+
+    known = {folder.resolve() for folder in shown}
+    others = [folder for folder in find_runs(str(out)) if folder.resolve() not in known]
+    if not others:
+        return []
+    named = ", ".join("/".join(folder.parts[-2:]) for folder in others[:3]) + (" ..." if others[3:] else "")
+    return [
+        f"{out} has finished runs of an earlier command too, which this table lacks ({named}); fedstill report {out} "
+        "shows all"
+    ]
 
 
 def _show_runs(
-    records: "Sequence[RunRecord]", out: Path, command: str | None, output: "RunOutput | ReportOutput"
+    records: "Sequence[RunRecord]",
+    out: Path,
+    command: str | None,
+    output: "RunOutput | ReportOutput",
+    remarks: "Sequence[str]" = (),
 ) -> None:
     """Write the page and the tables of these runs, and print the table; a comparison's have their usual form."""
     from fedstill.cli.flags import ReportOutput
@@ -337,14 +356,14 @@ def _show_runs(
                 "folder": str(out),
                 "report": str(page),
                 "rows": tables.rows(records),
-                "remarks": export.told(records),
+                "remarks": [*export.told(records), *remarks],
                 **more,
             }
         )
         return
     console = terminal()
     print_wide(pareto.terminal(fronts) if fronts else tables.terminal(records))
-    print_sentences(spending.remarks(records))
+    print_sentences([*spending.remarks(records), *remarks])
     for file in written:
         console.print(f"table: {file}", soft_wrap=True, markup=False)
     if drawn:
