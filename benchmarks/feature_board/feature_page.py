@@ -186,8 +186,6 @@ has methods without pretraining: there the best of one upload has 50 on a smalle
   images of 128 pixels (below), and {one(runs, "afl")} on test images of 224.
 * **State**: {len(every)} of {planned} runs are done, the last on {dates[-1]}. A dash is a
   cell that has not been run; a number without ± is one seed, one with ± mean and standard deviation of the seeds.
-  Masked rows, here and of texts, are older than 2026-11-30, when rows of whole numbers were rounded toward zero;
-  rounded to the nearest, as they are now, masked sums of [the board's tasks](sums.md) gained up to a third of a point.
 
 ## Test images
 
