@@ -69,9 +69,9 @@ AS_NOBODY = [
 
 @pytest.fixture(scope="module")
 def here(digits: DataSet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
-    """A server and one site with a budget for five runs."""
+    """A server and one site with a budget for all runs."""
     with loopback(tmp_path_factory.mktemp("lifecycle")) as deployed:
-        deployed.add_site(0, digits.train[torch.arange(300)], methods=["fedavg-p"], budget=10.0)
+        deployed.add_site(0, digits.train[torch.arange(300)], methods=["fedavg-p"], budget=20.0)
         deployed.start_site(0)
         yield deployed
 
@@ -131,6 +131,8 @@ def test_a_new_key_is_the_same_client(here: Loopback) -> None:
     place, before = here.folder / "site-0", charges(here)
     old = roster.read(here.server.roster)[0]
     key = command(here, "site", "rekey", place).stdout.splitlines()[-1]
+    between = run(here, "between")  # the node has the key that the server knows
+    assert between.returncode == 0 and charges(here) == before + 1, between.stdout + between.stderr
     refused = command(here, "server", "accept", here.server.folder, 0, key)
     assert refused.returncode == 2 and "--replace" in refused.stderr
     done = command(here, "server", "accept", here.server.folder, 0, key, "--replace")
@@ -140,7 +142,7 @@ def test_a_new_key_is_the_same_client(here: Loopback) -> None:
     come_back(here)
     done = run(here, "rekeyed")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert charges(here) == before + 1
+    assert charges(here) == before + 2
     again = command(here, "server", "accept", here.server.folder, 0, old.key, "--replace")
     assert again.returncode == 2 and "Flower never takes it again" in again.stderr
 
@@ -159,6 +161,10 @@ def test_a_site_that_left_comes_back_with_its_budget(here: Loopback) -> None:
     come_back(here)
     assert run(here, "returned").returncode == 0
     assert charges(here) == before + 1
+    partly = run(here, "partly", clients=2, min_clients=1)  # client 1 has left for good
+    assert partly.returncode == 0, partly.stdout + partly.stderr
+    summary = json.loads((here.folder / "runs" / "partly" / "summary.json").read_text())
+    assert [(r["client"], r["reason"]) for r in summary["refused"]] == [(1, "the roster has no key of it")]
 
 
 def test_a_new_authority_and_a_new_certificate(here: Loopback) -> None:

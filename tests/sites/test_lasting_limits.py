@@ -51,6 +51,7 @@ def test_failures_of_all_runs_are_counted_for_good(digits: DataSet, make: Callab
     )
     found = status(good)
     assert found["failures"] == {"number": 4, "limit": 4} and not found["health"]["is_well"]
+    assert found["health"]["limits"] == "max_failures_ever reached, so that the site replies to nothing"
     raised = good.model_copy(update={"max_failures_ever": 5})
     assert wire.unpack(asked(raised, {**text, "run": "d" * 32}))[0]
     assert counts(raised) == (5, 1)

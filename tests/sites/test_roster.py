@@ -14,7 +14,7 @@ from fedstill.engines.transport import Arrival, Transport
 from fedstill.protocol import wire
 from fedstill.sites.certificates import site_key
 from fedstill.sites.server import roster
-from fedstill.sites.server.serve import LimitedRecords
+from fedstill.sites.server.serve import LimitedRecords, Present
 
 
 class Flwr:
@@ -113,6 +113,16 @@ def test_a_site_that_left_comes_back_with_a_new_key(place: Path, tmp_path: Path)
     assert roster.accept(place, 4, keys[1], flwr).node == 101
 
 
+def test_a_site_that_comes_back_has_the_limits_that_it_had(place: Path, tmp_path: Path) -> None:
+    flwr, keys = Flwr(), keys_of(tmp_path, *"ab")
+    roster.invite(place, 4, 500, helper=True)
+    roster.accept(place, 4, keys[0], flwr)
+    roster.remove(place, 4, flwr)
+    roster.invite(place, 4, None)
+    back = roster.accept(place, 4, keys[1], flwr)
+    assert (back.max_records, back.helper) == (500, True)
+
+
 def test_a_client_that_flower_keeps_is_in_no_run_all_the_same(place: Path, tmp_path: Path) -> None:
     flwr = Flwr()
     roster.invite(place, 0, None)
@@ -195,6 +205,17 @@ def test_more_records_than_a_client_may_have_are_refused() -> None:
     assert [arrival.failure is None for arrival in arrivals] == [True, False, False, True, False, True, False]
     assert arrivals[1].failure == "it claims 501 records; its limit is 500 (max_records)"
     assert arrivals[1].reply == replies[1]  # it crossed, so its bytes count
+
+
+def test_a_client_that_the_roster_lacks_is_not_asked_or_waited_for() -> None:
+    replies = [b"first", b"never sent", b"third"]
+    found = list(Present(Canned(replies), {1, 5}).exchange(b"", [0, 1, 2], lambda _: None))
+    assert sorted((one.client, one.reply, one.failure) for one in found) == [
+        (0, b"first", None),
+        (1, b"", "the roster has no key of it"),
+        (2, b"third", None),
+    ]
+    assert [one.client for one in Present(Canned(replies), {1}).exchange(b"", [1], lambda _: None)] == [1]
 
 
 def test_a_mistyped_place_gets_no_lock(tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
 """A reply is a client's and a request is the server's because a key says so; an older copy of a site is noticed."""
 
+import json
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from fedstill.protocol import wire
 from fedstill.sites import certificates, seals
 from fedstill.sites.certificates import site_key
 from fedstill.sites.seals import Receipts, has_signed, sign_reply
+from fedstill.sites.server import roster
 from fedstill.sites.server.service import Server, init
 from fedstill.sites.site import answer, chain, evidence, log, setup, site_journal
 from fedstill.sites.site.policy import SitePolicy
@@ -26,6 +30,7 @@ from fedstill.engines.flower import apps  # noqa: E402
 from fedstill.engines.flower.messages import arrivals_of  # noqa: E402
 from fedstill.engines.flower.payload import content  # noqa: E402
 from fedstill.sites.server.serve import Sealed  # noqa: E402
+from fedstill.sites.site import launcher  # noqa: E402
 from fedstill.sites.site.launcher import SiteSeal  # noqa: E402
 
 REFUSED = "its reply is not signed with its key, which the roster has"
@@ -259,6 +264,63 @@ def test_a_receipt_of_nothing_is_said_with_a_remedy_that_helps(content: bytes, p
     assert "is no receipt" in str(evidence.status(pair.policy)["health"]["journal"])
     place.unlink()
     assert pair.ask() is None
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["another key", "removed and back"])
+def test_an_older_copy_is_noticed_under_another_key_too(leaves: bool, pair: Pair) -> None:
+    """The server forgot the receipt with the key, so that the copy was believed, and then the newest state refused."""
+    place, numbers = pair.server.roster, count(100)
+
+    def flwr(*words: str) -> str:
+        return json.dumps({"success": True, "node-id": str(next(numbers))})
+
+    roster.accept(place, 0, pair.key, flwr)
+    state, copy, newest = pair.policy.state, pair.place / "copy", pair.place / "newest"
+    assert pair.ask() is None
+    shutil.copytree(state, copy)
+    assert pair.ask() is None
+    setup.rekey(pair.place)
+    pair.key = public(pair.place / "site.key")
+    if leaves:
+        roster.remove(place, 0, flwr)
+        roster.invite(place, 0, None)
+    roster.accept(place, 0, pair.key, flwr, replace=not leaves)
+    state.rename(newest)
+    shutil.copytree(copy, state)
+    refused = pair.ask()
+    assert refused is not None and "an older copy" in refused
+    shutil.rmtree(state)
+    newest.rename(state)
+    assert pair.ask() is None and pair.ask() is None
+
+
+def test_another_site_under_a_number_ignores_the_receipt_of_the_one_before(pair: Pair, tmp_path: Path) -> None:
+    assert pair.ask() is None
+    other = Pair(tmp_path / "other")
+    other.server = pair.server
+    setup.join(other.place, pair.server.invite(0, None))
+    Receipts(pair.server.folder / seals.RECEIPTS).hand_on([pair.key], other.key)
+    assert other.facts()["receipt"] == pair.facts()["receipt"] != ""
+    assert other.ask() is None and other.facts()["receipt"] != pair.facts()["receipt"]
+
+
+def test_a_running_node_signs_with_the_key_of_its_start(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a newer one, that the server had not accepted, each reply was charged and then refused."""
+    before = pair.key
+
+    def run_node(options: Sequence[str], *_: object) -> int:
+        assert options[-1] == str(pair.place / "node.key") and stat.S_IMODE(Path(options[-1]).stat().st_mode) == 0o600
+        setup.rekey(pair.place)
+        setup.rekey(pair.place)
+        assert pair.ask() is None  # the server has the first key
+        return 0
+
+    monkeypatch.setattr("fedstill.engines.flower.node.run_node", run_node)
+    assert launcher.serve(pair.place) == 0
+    pair.key = public(pair.place / "site.key")
+    assert pair.key != before
+    monkeypatch.setattr("fedstill.engines.flower.node.run_node", lambda *_: int(pair.ask() is not None))
+    assert launcher.serve(pair.place) == 0  # with the new one from its next start
 
 
 def test_receipts_that_a_server_made_up_are_ignored(pair: Pair) -> None:

@@ -400,6 +400,39 @@ def test_a_site_without_a_budget_is_said_to_release_nothing_or_anything(
         assert not any("charged to the budget" in one for one in said)
 
 
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ({"data": None}, "none, so that the site replies to nothing (data)"),
+        ({"state_gb": 1e-9}, "state_gb reached, so that the site replies to nothing"),
+        ({"refusals_per_day": 1}, "refusals_per_day reached, so that the site replies to nothing"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_site_that_replies_to_nothing_is_not_well(policy: dict[str, Any], words: str, site: SitePolicy) -> None:
+    log.write(site, {}, "refused", "a stranger's request")
+    assert evidence.status(site)["health"]["is_well"]
+    health = evidence.status(site.model_copy(update=policy))["health"]
+    assert not health["is_well"] and words in (health["data"], health["limits"])
+
+
+def test_the_status_says_what_fits_by_every_limit(site: SitePolicy, run: Run) -> None:
+    run(site)
+    limits = ({}, {"budget_per_run": 0.5}, {"max_releases": 1})
+    whole, per_run, none = (evidence.status(site.model_copy(update=more))["budget"]["fits"] for more in limits)
+    assert 2 < whole < 4 and (per_run, none) == (0.5, 0)
+
+
+def test_the_evidence_counts_questions_by_what_became_of_them(site: SitePolicy, run: Run) -> None:
+    """All that were neither answered nor failed were said to be refused, and lines of no run were left out."""
+    run(site)
+    log.write(site, {"run": "a"}, "asked", "")
+    log.write(site, {}, "failed", "the policy can't be read")
+    words = evidence.page(evidence.evidence(site))
+    assert "2 runs asked 2 questions: 1 answered, 0 refused, 0 failed, 0 waiting, and 1 without an outcome" in words
+    assert "Messages of no run: 1 failed." in words
+
+
 def test_the_status_of_a_damaged_journal_counts_nothing(
     site: SitePolicy, run: Run, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,7 +72,7 @@ def test_a_site_is_made_in_one_command(
     assert modes == {".": 0o700, "state": 0o700, "state/journal.key": 0o600, "site.key": 0o600}
     address, options = setup.connection(folder)
     assert address == "fl.example.org:9443"
-    assert options[-1] == str(folder / "site.key")
+    assert options[-1] == str(folder / "node.key")
     assert (folder / "ca.crt").read_text() == roster.read_invitation(invite).authority
     assert str(folder) in (folder / "fedstill-site.service").read_text()
 

@@ -211,7 +211,7 @@ def _print_status(found: dict[str, Any]) -> None:
     budget, health = found["budget"], found["health"]
     state = "paused" if found["paused"] else "open"
     print(f"site {found['client']}, {state}, fedstill {found['version']}")
-    for part in ("journal", "data"):
+    for part in ("journal", "data", "limits"):
         print(f"  {part}: {health[part]}")
     limit = f"none, so {without_budget(budget)}" if budget["epsilon"] is None else f"epsilon {budget['epsilon']:g}"
     is_whole = health["journal"] == "whole"

@@ -12,7 +12,7 @@ it notices, and replies to nothing.
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
@@ -23,8 +23,8 @@ from filelock import FileLock
 
 from fedstill.base import files
 
-KEY = "request.key"
-"""Name of the file with the key by which a server signs its requests."""
+KEY, RECEIPTS = "request.key", "receipts.json"
+"""Names of the files with the key by which a server signs its requests, and with its clients' receipts."""
 
 
 def sign_reply(key: Path, spec: str, request: bytes, reply: bytes, receipt: str) -> str:
@@ -102,8 +102,19 @@ class Receipts:
         with FileLock(self._place.with_suffix(".lock"), timeout=60):
             known = self._read()
             newest = known.get(_short(key), "")
-            if number > number_of(newest) or (newest == sent and number < number_of(sent)):
+            if number > number_of(newest) or (newest == sent and number <= number_of(sent)):
                 files.write_json(self._place, {**known, _short(key): receipt})
+
+    def hand_on(self, former: Sequence[str], key: str) -> None:
+        """Keep the last receipt of a client's ``former`` keys, in order, for its new one, unless that has its own.
+
+        A site that took another key has the same log. A stranger under the client's number ignores it.
+        """
+        with FileLock(self._place.with_suffix(".lock"), timeout=60):
+            known = self._read()
+            last = next((known[_short(old)] for old in reversed(former) if _short(old) in known), None)
+            if last is not None and _short(key) not in known:
+                files.write_json(self._place, {**known, _short(key): last})
 
     def _read(self) -> Mapping[str, str]:
         if not self._place.exists():

@@ -11,7 +11,7 @@ A roster is a TOML file with one table for each client, which `accept` writes wh
     helper = true
 
 Tables ``[[invited]]`` have the clients whose key has not come yet, tables ``[[left]]`` the keys that were removed, as
-Flower never registers such a key again.
+Flower never registers such a key again. A client that comes back has the limits that it had, and its newest receipt.
 """
 
 import json
@@ -20,7 +20,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tomli_w
 from filelock import FileLock, Timeout
@@ -30,6 +30,7 @@ from fedstill.base import files
 from fedstill.base.settings import Settings, read_toml, sentence
 from fedstill.sites import certificates
 from fedstill.sites.certificates import client_of, read_public
+from fedstill.sites.seals import RECEIPTS, Receipts
 
 _LARGEST = 1 << 20
 
@@ -117,11 +118,9 @@ class Member(Invited):
     """Its public keys for masked sums (`fedstill.sums.keys.Keys.public`); None if its line had none."""
 
 
-class Left(Settings):
-    """A key that was removed."""
+class Left(Invited):
+    """A key that was removed, with the number and the limits that its client had."""
 
-    client: NonNegativeInt
-    """Number that its client had."""
     key: str
     """The key, as in `Member`."""
 
@@ -168,6 +167,15 @@ def write(place: Path, roster: Roster) -> None:
     files.write_bytes(place, tomli_w.dumps(tables).encode())
 
 
+def _limits(entry: Invited) -> dict[str, Any]:
+    """What a client may send, and whether it is a helper."""
+    return entry.model_dump(include={"max_records", "helper"})
+
+
+def _left(member: Member) -> Left:
+    return Left(client=member.client, key=member.key, **_limits(member))
+
+
 def _table(entry: Settings) -> dict[str, object]:
     return {name: value for name, value in entry.model_dump(exclude_none=True).items() if value is not False}
 
@@ -183,7 +191,9 @@ def invite(place: Path, client: int, max_records: int | None, *, helper: bool | 
             write(place, roster.model_copy(update={"site": (*others, limited)}))
             return
         others_invited = tuple(entry for entry in roster.invited if entry.client != client)
-        before = next((entry for entry in roster.invited if entry.client == client), Invited(client=client))
+        known = (*roster.invited, *reversed(roster.left))
+        limits = next((_limits(entry) for entry in known if entry.client == client), {})
+        before = Invited(client=client, **limits)
         invited = before.model_copy(update={name: value for name, value in given.items() if value is not None})
         write(place, roster.model_copy(update={"invited": (*others_invited, invited)}))
 
@@ -230,12 +240,14 @@ def accept(place: Path, client: int, public_key: str, flwr: Flwr, *, replace: bo
         if before is not None and not replace:
             raise ValueError(f"client {client} has another key already; --replace removes that and registers this one")
         node = _register(place.with_name(f".site-{client}.pub"), client, key, flwr)
-        sums, limits = certificates.sums_of(public_key), invited.model_dump(include={"max_records", "helper"})
-        member = Member(client=client, key=key, node=node, sums=sums, **limits)
+        sums = certificates.sums_of(public_key)
+        member = Member(client=client, key=key, node=node, sums=sums, **_limits(invited))
+        left = (*roster.left, *([] if before is None else [_left(before)]))
+        Receipts(place.with_name(RECEIPTS)).hand_on([one.key for one in left if one.client == client], key)
         update = {
             "site": (*(other for other in roster.site if other.client != client), member),
             "invited": tuple(entry for entry in roster.invited if entry.client != client),
-            "left": (*roster.left, *([] if before is None else [Left(client=client, key=before.key)])),
+            "left": left,
         }
         write(place, roster.model_copy(update=update))  # from here on no run asks the earlier node
         if before is not None:
@@ -254,7 +266,7 @@ def remove(place: Path, client: int, flwr: Flwr) -> None:
         member = roster.of(client)
         if member is None and client not in [entry.client for entry in roster.invited]:
             raise ValueError(f"the roster {str(place)!r} has no client {client}")
-        left = () if member is None else (Left(client=client, key=member.key),)
+        left = () if member is None else (_left(member),)
         update = {
             "site": tuple(other for other in roster.site if other.client != client),
             "invited": tuple(entry for entry in roster.invited if entry.client != client),

@@ -3,7 +3,7 @@
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,6 @@ from fedstill.sums.keys import read_public
 Config = Mapping[str, Any]
 Members = Mapping[int, roster.Member]
 log = logging.getLogger("fedstill")
-RECEIPTS = "receipts.json"
-"""Name of the server's file with the newest receipt of each site's log."""
 
 
 def serve(connect: Callable[..., Transport], settings: Config) -> None:
@@ -69,6 +67,7 @@ def _serve(connect: Callable[..., Transport], settings: Config) -> None:
     wait = float(settings.get("wait", 600.0))
     file = str(settings.get("roster") or "")
     members = roster.read(Path(file)) if file else {}  # once: it may change while the run begins
+    absent = _absent(file, members, experiment)
     nodes, limits = _members(settings, members, experiment.clients)
     keys = {client: member.key for client, member in members.items()}
     at_a_time = int(settings.get("at-a-time", 0))
@@ -80,7 +79,8 @@ def _serve(connect: Callable[..., Transport], settings: Config) -> None:
     def sites(spec: RunSpec) -> Transport:
         reach = partial(connect, spec.text(), experiment.clients, nodes=nodes, max_bytes=spec.max_bytes, **options)
         transport = Sealed(reach, spec.text(), keys, Path(file).parent) if keys else reach()
-        return LimitedRecords(transport, limits) if limits else transport
+        transport = LimitedRecords(transport, limits) if limits else transport
+        return Present(transport, absent) if absent else transport
 
     reach = partial(connect, **options)
     parties = None if experiment.masked is None else _parties(file, members, experiment.clients, reach)
@@ -117,20 +117,34 @@ def _parties(file: str, members: Members, clients: int, connect: Callable[..., T
     return Parties(keys[clients:], [signer for signer, _ in keys[:clients]], reach)
 
 
+def _absent(file: str, members: Members, experiment: config.Experiment) -> frozenset[int]:
+    """The clients of the run that a roster lacks, as those that were removed: the run goes on without them.
+
+    Raises:
+        ValueError: too few are left for ``min_clients``, or sums are masked, whose clients agree on their keys first.
+    """
+    absent = frozenset(range(experiment.clients) if file else ()) - members.keys()
+    fewest = experiment.clients if experiment.masked is not None else experiment.min_clients or experiment.clients
+    if experiment.clients - len(absent) < fewest:
+        raise ValueError(
+            f"the roster {file!r} lacks client {min(absent)} of the run's {experiment.clients}; accept its key "
+            f"(fedstill server accept FOLDER {min(absent)} KEY), or run with fewer clients (min_clients)"
+        )
+    for client in sorted(absent):
+        log.warning("the run goes on without client %d, of which the roster has no key", client)
+    return absent
+
+
 def _members(settings: Config, members: Members, clients: int) -> tuple[dict[int, int] | None, dict[int, int]]:
     """Flower's node id of each client (None believes every node), and the clients' largest numbers of records."""
     most = int(settings.get("max-records") or 0)
     limits = dict.fromkeys(range(clients), most) if most else {}
     text, file = str(settings.get("nodes") or ""), str(settings.get("roster") or "")
     if file:
-        if missing := [client for client in range(clients) if client not in members]:
-            raise ValueError(
-                f"the roster {file!r} lacks client {missing[0]} of the run's {clients}; accept its key (fedstill "
-                f"server accept FOLDER {missing[0]} KEY), or run with fewer clients"
-            )
-        own = {client: members[client].max_records for client in range(clients)}
+        present = [client for client in range(clients) if client in members]
+        own = {client: members[client].max_records for client in present}
         limits |= {client: min(number, most or number) for client, number in own.items() if number is not None}
-        return {client: members[client].node for client in range(clients)}, limits
+        return {client: members[client].node for client in present}, limits
     if not text:
         raise ValueError(
             "--run-config has neither roster nor nodes, so any registered key could answer for any client; give "
@@ -206,7 +220,7 @@ class Sealed(Transport):
 
     def __init__(self, connect: Callable[..., Transport], spec: str, keys: Mapping[int, str], server: Path) -> None:
         self._spec, self._keys, self._key = spec, keys, seals.server_key(server)
-        self._receipts = seals.Receipts(server / RECEIPTS)
+        self._receipts = seals.Receipts(server / seals.RECEIPTS)
         self._sent: dict[int, str] = {}  # the receipt in the last request to each client
         self._inner = connect(facts_of=self._facts)
 
@@ -225,6 +239,29 @@ class Sealed(Transport):
             if arrival.failure is None:
                 self._receipts.note(key, arrival.receipt, self._sent.get(arrival.client, ""))
             yield arrival
+
+    @override
+    def close(self) -> None:
+        self._inner.close()
+
+
+class Present(Transport):
+    """A transport that asks no client which the roster lacks.
+
+    Args:
+        inner: the connection to the others.
+        absent: the clients that the roster lacks.
+    """
+
+    def __init__(self, inner: Transport, absent: Collection[int]) -> None:
+        self._inner, self._absent = inner, absent
+
+    @override
+    def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
+        for client in (client for client in clients if client in self._absent):
+            yield Arrival(client, b"", "the roster has no key of it")
+        if present := [client for client in clients if client not in self._absent]:
+            yield from self._inner.exchange(request, present, sent)
 
     @override
     def close(self) -> None:

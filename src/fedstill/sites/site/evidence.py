@@ -21,8 +21,9 @@ from fedstill.report.markup import joined, part
 from fedstill.report.spending import cost_words
 from fedstill.runs.environment import now
 from fedstill.sites.site import decisions, log
+from fedstill.sites.site.answer import size_of
 from fedstill.sites.site.charges import largest_fitting, standing, uses_of
-from fedstill.sites.site.checkpoint import OUTCOMES, ChargeLine, Standing
+from fedstill.sites.site.checkpoint import OUTCOMES, ChargeLine, Checkpoint, Standing
 from fedstill.sites.site.policy import SitePolicy
 from fedstill.sites.site.site_journal import SiteJournal, charges_among
 from fedstill.sites.site.state_format import check_newest
@@ -30,7 +31,7 @@ from fedstill.sites.site.state_format import check_newest
 LAST = 5
 """Number of the last questions in a status."""
 Line = Mapping[str, Any]
-_NO_DATA = "none, as it is a helper of masked sums"
+_NO_DATA, _NO_LIMIT = "none, as it is a helper of masked sums", "none reached"
 
 
 def status(policy: SitePolicy) -> dict[str, Any]:
@@ -42,9 +43,9 @@ def status(policy: SitePolicy) -> dict[str, Any]:
     lines, charges, found, health = _evidence(policy)
     failed = found.at.failed
     outcomes = [line for line in lines if line["what"] in OUTCOMES]
-    health |= {"data": _data(policy), "free_gb": round(_free(policy) / 1e9, 1)}
-    health["is_well"] = (
-        failed < policy.max_failures_ever and health["journal"] == "whole" and health["data"] in ("readable", _NO_DATA)
+    health |= {"data": _data(policy), "limits": _limits(policy, found.at), "free_gb": round(_free(policy) / 1e9, 1)}
+    health["is_well"] = (health["journal"], health["limits"]) == ("whole", _NO_LIMIT) and (
+        health["data"] in ("readable", _NO_DATA)
     )
     return {
         "client": policy.client,
@@ -85,9 +86,16 @@ def budget(policy: SitePolicy, found: Standing) -> dict[str, Any]:
         "releases": found.at.charges,
         "spent": spent,
         "unlimited": policy.unlimited,
-        "fits": None if policy.budget is None else largest_fitting(found, policy.budget, policy.delta),
+        "fits": None if policy.budget is None else _fitting(policy, found),
         "left_share": None if policy.budget is None else max(0.0, 1 - most),
     }
+
+
+def _fitting(policy: SitePolicy, found: Standing) -> float:
+    """The largest epsilon of one more release, of a run that has released nothing yet."""
+    if policy.budget is None or found.at.charges >= policy.max_releases:
+        return 0.0
+    return min(largest_fitting(found, policy.budget, policy.delta), policy.budget_per_run or math.inf)
 
 
 def runs(policy: SitePolicy, lines: Sequence[Line], charges: Sequence[ChargeLine]) -> list[dict[str, Any]]:
@@ -167,10 +175,22 @@ def _evidence(policy: SitePolicy) -> tuple[list[dict[str, Any]], list[ChargeLine
 def _data(policy: SitePolicy) -> str:
     place = policy.data
     if place is None:
-        return _NO_DATA
+        is_helper = policy.helper and not policy.methods
+        return _NO_DATA if is_helper else "none, so that the site replies to nothing (data)"
     if not place.exists():
         return f"{place} does not exist (data)"
     return "readable" if os.access(place, os.R_OK) else f"{place} can't be read by this user (data)"
+
+
+def _limits(policy: SitePolicy, at: Checkpoint) -> str:
+    """The limits by which the site replies to no question at all."""
+    reached = {
+        "max_failures_ever": at.failed >= policy.max_failures_ever,
+        "refusals_per_day": log.refused_today(at) >= policy.refusals_per_day,
+        "state_gb": size_of(policy.state) >= policy.state_gb * 1e9,
+    }
+    names = [name for name, is_reached in reached.items() if is_reached]
+    return f"{', '.join(names)} reached, so that the site replies to nothing" if names else _NO_LIMIT
 
 
 def _free(policy: SitePolicy) -> int:
@@ -273,11 +293,15 @@ def page(found: Mapping[str, Any]) -> str:
 
 
 def _totals(found: Mapping[str, Any]) -> str:
-    runs = found["runs"]
-    asked, answered, failed = (sum(run[what] for run in runs) for what in ("asked", "answered", "failed"))
+    runs, lines = found["runs"], found["log"]
+    of_runs = {what: sum(run[what] for run in runs) for what in ("asked", *OUTCOMES)}
+    others = {what: sum(line["what"] == what for line in lines) - of_runs[what] for what in OUTCOMES}
+    ended = ", ".join(f"{of_runs[what]} {what}" for what in OUTCOMES)
+    beside = ", ".join(f"{number} {what}" for what, number in others.items() if number)
     return (
-        f"{len(runs)} runs asked {asked} questions; {answered} were answered, {failed} failed, and all others were "
-        f"refused. {found['budget']['releases']} releases were charged."
+        f"{len(runs)} runs asked {of_runs['asked']} questions: {ended}, and {len(log.unfinished(lines))} without an "
+        f"outcome, whose process still runs or was killed. Messages of no run: {beside or 'none'}. "
+        f"{found['budget']['releases']} releases were charged."
     )
 
 

@@ -168,7 +168,7 @@ class SiteSeal:
     def of(self, spec: str, request: bytes, reply: bytes) -> dict[str, str]:
         """The signature of a reply, and the receipt of the log that it stands in, unless that may be an older copy."""
         receipt = site_journal.receipt(self._policy.state) if self._is_newest else ""
-        key = self._folder / setup.KEY
+        key = setup.node_key(self._folder)
         if not key.exists():  # the server takes no reply without
             return {}
         signature = seals.sign_reply(key, spec, request, reply, receipt)
@@ -326,6 +326,7 @@ def serve(folder: Path, options: Sequence[str] = (), say: Callable[[str], None] 
     limits = NodeLimits(policy.messages_at_a_time, policy.max_request, NO_REPLY, refused)
     program = [sys.executable, "-P", "-c", _PROGRAM, str(place), str(policy.state)]
     with _alone(policy.state):
+        files.write_secret(folder / setup.NODE_KEY, (folder / setup.KEY).read_bytes())
         began = time.monotonic()
         code = run_node([*connection, *options], program, limits)
     if code > 0 and time.monotonic() - began < _EARLY:

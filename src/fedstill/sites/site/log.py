@@ -53,7 +53,11 @@ def write(policy: SitePolicy, facts: Mapping[str, Any], what: str, detail: str |
 
 def refusals(policy: SitePolicy) -> int:
     """Number of messages that were refused, failed or wait since the day began, in UTC."""
-    at = SiteJournal(policy.state).standing().at
+    return refused_today(SiteJournal(policy.state).standing().at)
+
+
+def refused_today(at: Checkpoint) -> int:
+    """`refusals` of a journal that stands there."""
     return at.refusals if at.day == _day() else 0
 
 

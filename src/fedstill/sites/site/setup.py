@@ -18,8 +18,8 @@ from fedstill.sites.site.policy import SitePolicy
 
 POLICY = "policy.toml"
 """Name of the policy's file in a site's folder."""
-KEY = "site.key"
-"""Name of the file with a site's private key."""
+KEY, NODE_KEY = "site.key", "node.key"
+"""Names of the files with a site's private key, and with its copy for the node that runs (`node_key`)."""
 _AUTHORITY = "ca.crt"
 _CONNECTION = "connection.toml"
 
@@ -122,7 +122,16 @@ def connection(folder: Path) -> tuple[str, list[str]]:
     if mode & 0o077:
         raise ValueError(f"others than its owner can read {key}; chmod 600 {key}")
     options = ["--superlink", address, "--root-certificates", str(authority)]
-    return address, [*options, "--auth-supernode-private-key", str(key)]
+    return address, [*options, "--auth-supernode-private-key", str(key.with_name(NODE_KEY))]
+
+
+def node_key(folder: Path) -> Path:
+    """The key by which the running node of a site signs: that of its start, whatever `rekey` has made since.
+
+    The server has accepted that one, and takes a reply under another key for a stranger's. A folder whose node was
+    never started has `KEY` alone.
+    """
+    return next((place for name in (NODE_KEY, KEY) if (place := folder / name).exists()), folder / KEY)
 
 
 def _plain(value: Any) -> Any:
