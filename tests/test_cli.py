@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from pkgutil import resolve_name
@@ -843,6 +844,27 @@ def test_a_deployment_check_that_is_ended_cleans_up(name: str, monkeypatch: pyte
         for number, handler in before:
             signal.signal(number, handler)
     assert ended == [name] and stop.value.code == 128 + getattr(signal, name)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143), RuntimeError("it failed; see logs")])
+def test_a_deployment_check_leaves_no_keys_unless_its_logs_are_needed(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An interruption left eleven private keys and the sites' records in a temporary folder that nobody named."""
+    loopback = pytest.importorskip("fedstill.sites.loopback", reason="flwr is not installed")
+
+    @contextmanager
+    def fails(folder: Path) -> Iterator[None]:
+        (folder / "site.key").write_text("secret")
+        raise error
+        yield
+
+    monkeypatch.setattr(loopback, "loopback", fails)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(SystemExit):
+        main(["deploy", "check"])
+    assert len([*tmp_path.rglob("site.key")]) == isinstance(error, RuntimeError)
+    assert "resume" not in capsys.readouterr().err
 
 
 def test_the_end_of_the_reader_is_told_where_work_goes_on() -> None:

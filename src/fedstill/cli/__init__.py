@@ -67,7 +67,8 @@ example:
 _IMPORTS = 10.0
 """Seconds that an interruption waits for imports."""
 _LONG = ("run", "compare", "sweep", "attack", "audit", "check")
-"""Commands that work on after they have printed a line."""
+"""Commands that work on after they have printed a line, and go on where they ended."""
+_RESUMED = "; repeat the command to resume"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -88,12 +89,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         _fail(str(error))
     except KeyboardInterrupt:
-        print("\ninterrupted; repeat the command to resume", file=sys.stderr)
+        print("\ninterrupted" + (_RESUMED if words[:1] and words[0] in _LONG else ""), file=sys.stderr)
         raise SystemExit(130) from None
     except BrokenPipeError:  # the reader of the output has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if words[0] in _LONG:
-            print("fedstill: the reader of the output has ended; repeat the command to resume", file=sys.stderr)
+            print("fedstill: the reader of the output has ended" + _RESUMED, file=sys.stderr)
         raise SystemExit(1) from None
     except OSError as error:
         if os.environ.get("FEDSTILL_TRACEBACK"):

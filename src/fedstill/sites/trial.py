@@ -31,14 +31,30 @@ def check(folder: Path | None = None) -> Iterator[Any]:
         ValueError: Flower is not installed.
         RuntimeError: a part failed; the message names it and the logs.
     """
-    try:  # a late import, as its packages are optional
-        from fedstill.sites.loopback import loopback
-    except ModuleNotFoundError as error:
-        raise ValueError(f"the package {error.name} is not installed; {errors.install('flower')}") from error
     kept = folder is not None
     folder = (folder or Path(mkdtemp(prefix="fedstill-check-"))).resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is not an empty folder; choose another, or none for a temporary one")
+    try:
+        yield from _steps(folder)
+    except RuntimeError:  # whoever looks for the cause needs the logs
+        raise
+    except BaseException:
+        if not kept:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    if not kept:
+        shutil.rmtree(folder, ignore_errors=True)  # it has the sites' keys and records
+    where = f"the files are in {folder}" if kept else "its files are removed (fedstill deploy check FOLDER keeps them)"
+    yield f"everything works; {where}"
+
+
+def _steps(folder: Path) -> Iterator[Any]:
+    """Set up the deployment in ``folder`` and try it; yields lines to print."""
+    try:  # a late import, as its packages are optional
+        from fedstill.sites.loopback import loopback
+    except ModuleNotFoundError as error:
+        raise ValueError(f"the package {error.name} is not installed; {errors.install('flower')}") from error
     data = sources.load("digits")
     with loopback(folder) as here:
         yield f"server: TLS at 127.0.0.1:{here.port}, a certificate made for it, sites accepted by their keys"
@@ -65,10 +81,6 @@ def check(folder: Path | None = None) -> Iterator[Any]:
         if "nothing was released" not in (output := here.output(again)):
             raise RuntimeError(f"the sites did not refuse a second run that exceeds their budgets: {output[-2000:]}")
         yield "both sites refused a second run, which would exceed their budgets"
-    if not kept:
-        shutil.rmtree(folder, ignore_errors=True)  # it has the sites' keys and records
-    where = f"the files are in {folder}" if kept else "its files are removed (fedstill deploy check FOLDER keeps them)"
-    yield f"everything works; {where}"
 
 
 def _masked(here: "Loopback", task: Mapping[str, Any]) -> Iterator[Any]:

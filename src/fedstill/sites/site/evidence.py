@@ -145,7 +145,10 @@ def prometheus(found: Mapping[str, Any]) -> str:
         "running": ("Questions that are being answered", {"": len(found["running"])}),
         "waiting": ("Runs that wait for approval", {"": len(found["waiting"])}),
         "paused": ("Whether the site is paused", {"": found["paused"]}),
-        "well": ("Whether journal and data are whole", {"": found["health"]["is_well"]}),
+        "well": (
+            "Whether journal and data are whole and no limit is reached",
+            {"": found["health"]["is_well"]},
+        ),
         "free_bytes": ("Free space for the state", {"": found["health"]["free_gb"] * 1e9}),
         "last_question_seconds": ("Time of the last outcome", {"": _seconds(found["last"][-1:])}),
     }
