@@ -93,6 +93,31 @@ def test_paths_of_the_command_are_relative_to_where_it_is_given(
     main(["site", "check", "site"])
 
 
+def test_a_site_whose_target_is_a_number_is_told_at_once_that_no_run_takes_it(
+    invite: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was founded with "all records have one class", and each of its runs refused."""
+    (tmp_path / "table.csv").write_text("age,days\n" + "".join(f"{age},{age % 9}\n" for age in range(20, 90)))
+    place = tmp_path / "schema.toml"
+    place.write_text('target = "days"\nrange = [0, 9]\n[columns.age]\nkind = "number"\nrange = [0, 99]\n')
+    with pytest.raises(SystemExit) as ended:
+        site_init(tmp_path / "site", invite, tmp_path / "table.csv", "--schema-file", str(place), *BUDGET)
+    assert ended.value.code == 2 and not (tmp_path / "site" / "policy.toml").exists()
+    assert "'days' of the schema is a number, and real sites take classes alone" in capsys.readouterr().err
+
+
+def test_a_policy_of_another_client_than_the_key_s_is_refused(
+    invite: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "site"
+    site_init(folder, invite, data, *BUDGET)
+    policy = folder / "policy.toml"
+    policy.write_text(policy.read_text().replace("client = 3", "client = 4"))
+    capsys.readouterr()
+    said = refusal(capsys, "site", "check", str(folder))
+    assert "the policy is of client 4, but" in said and "was made for client 3" in said
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "sentence"),

@@ -96,7 +96,8 @@ def _changes(parsed: "SitePolicy") -> dict[str, Any]:
 def check(words: list[str], form: "Format") -> None:
     """``fedstill site check``."""
     from fedstill.sites import units
-    from fedstill.sites.site import log
+    from fedstill.sites.certificates import client_of
+    from fedstill.sites.site import log, setup
     from fedstill.sites.site import policy as policies
     from fedstill.sites.site.site_sums import prints
 
@@ -104,6 +105,14 @@ def check(words: list[str], form: "Format") -> None:
     for problem in log.verify(policy.state).problems[:1]:
         raise Bad(problem)
     place, on_cpu = Path(words[0]).resolve(), policy.device == "cpu"
+    public = place / f"{setup.KEY}.pub"
+    named = client_of(setup.public_key(place)) if public.exists() else None
+    if named not in (None, policy.client):
+        raise Bad(
+            f"the policy is of client {policy.client}, but {public} was made for client {named}, and "
+            f"the server takes it for no other; set client = {named} again, or make a key of {policy.client} (fedstill "
+            "site rekey)"
+        )
     warnings = [*policies.check(policy), *units.disagreements(place, policy.state.resolve(), on_cpu=on_cpu)]
     if form.json_:
         leaves = list(policies.words(policy))

@@ -494,7 +494,7 @@ def begin(run: Path, job: Job) -> None:
     if job.experiment.clients < old or (job.experiment.clients > old and not folder.asked_sites):
         raise ValueError(
             f"--clients is {job.experiment.clients}; {run} has {old} clients, and an extension asks those whose reply "
-            "is missing (only a run with real sites can get more clients)"
+            "is missing; leave --clients out (only a run with real sites can get more clients, and none fewer)"
         )
     if is_prepared(run, job, without=(), extends=True):
         return

@@ -371,6 +371,11 @@ def _check_code(name: str) -> None:
 
 
 def _check_data(policy: SitePolicy) -> Iterator[str]:
+    if (own := policy.reading.schema) is not None and own.range is not None:
+        raise ValueError(
+            f"the target {own.target!r} of the schema is a number, and real sites take classes alone: every run would "
+            "be refused; take a schema whose target has classes (schema_file)"
+        )
     cache_dir = policy.state / "data"
     load: Callable[..., sources.SiteRecords | sources.Raw] = (
         sources.load_raw_part if policy.features else sources.load_part
