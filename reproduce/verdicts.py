@@ -236,7 +236,21 @@ def of_fedrd() -> list[Claim]:
             Claim("FedRD", f"{name}: FedRD above {other}", fedrd, [in_percent(*rows[other])], page, INFINITE)
             for other in ("FedDM", "fine-tuned FedAvg", "FedRep")
         ]
-    return found
+    file, averaging = "fedrd-cifar10-50000-first-round.json", "fedrd-cifar10-50000-averaging.json"
+    first = {label: stored(file, label) for label in ("fedrd", "fedavg-ft", "fedrep")}
+    others = {"FedAvg after five": stored(averaging, "fedavg"), "fine-tuned FedAvg": first["fedavg-ft"]}
+    others["FedRep"] = first["fedrep"]
+    return found + [
+        Claim(
+            "FedRD",
+            f"CIFAR-10, 50,000 records, one round: FedRD above {name}",
+            first["fedrd"],
+            [other],
+            place(file),
+            INFINITE,
+        )
+        for name, other in others.items()
+    ]
 
 
 def of_fedauxfdp() -> list[Claim]:

@@ -303,6 +303,23 @@ def test_attacks_on_one_schedule() -> None:
     assert all(kadp < avg for kadp, avg in zip(auc["fedkadp"], auc["fedavg"], strict=True))
 
 
+def test_fedrd_s_first_round_with_all_records() -> None:
+    papers = (ROOT / "docs" / "papers.md").read_text()
+    files = {"first-round": ("fedrd", "fedavg-ft", "fedrep"), "averaging": ("fedavg",)}
+    names = {"fedrd": "FedRD", "fedavg-ft": "FedAvg with fine-tuning", "fedrep": "FedRep", "fedavg": "FedAvg"}
+    of: dict[str, list[list[float]]] = {}
+    for file, labels in files.items():
+        runs = sorted(reproduced(f"fedrd-cifar10-50000-{file}.json"), key=lambda run: run["seed"])
+        of |= {label: [run["accuracies"] for run in runs if run["label"] == label] for label in labels}
+    for label, words, after in [*((label, "one round", 0) for label in names), ("fedavg", "five rounds", -1)]:
+        values = [curve[after] for curve in of[label]]
+        assert len(values) == 3
+        row = cells("fedrd.md", f"{names[label]}, {words}")
+        assert row[1:3] == [" / ".join(f"{100 * value:.1f}" for value in values), spread(values)]
+        assert spread(values) in papers
+    assert all(one[0] > two[0] for one, two in zip(of["fedrd"], of["fedavg-ft"], strict=True))
+
+
 def test_dense_with_the_authors_clients_on_three_seeds() -> None:
     page = (ROOT / "docs" / "methods" / "dense.md").read_text()
     methods = ("feddf", "fed-dafl", "fed-adi", "dense")
