@@ -26,6 +26,7 @@ from fedstill.engines.client import NO_REPLY  # noqa: E402
 from fedstill.engines.flower import node  # noqa: E402
 from fedstill.engines.flower.apps import SPEC  # noqa: E402
 from fedstill.engines.flower.payload import content  # noqa: E402
+from fedstill.sites import certificates
 from fedstill.sites.site import launcher, setup, site_journal  # noqa: E402
 from fedstill.sites.site.policy import SitePolicy  # noqa: E402
 
@@ -183,6 +184,7 @@ def test_a_site_whose_node_is_not_taken_is_told_what_to_do(tmp_path: Path, monke
     monkeypatch.setattr(node, "run_node", lambda *_: 1)
     monkeypatch.setattr(os, "umask", lambda _: 0)
     monkeypatch.setenv("FLWR_HOME", "")
+    certificates.site_key(tmp_path / setup.KEY, 3)
     setup.site(tmp_path, {"client": 3, "data": "data.npz", "state": "state", "methods": ["fedavg-p"]})
     told: list[str] = []
     assert launcher.serve(tmp_path, say=told.append) == 1
@@ -207,6 +209,7 @@ def test_a_line_that_slipped_below_the_public_data_is_told_at_the_start(
     monkeypatch.setattr(node, "run_node", lambda *_: 0)
     monkeypatch.setattr(os, "umask", lambda _: 0)
     monkeypatch.setenv("FLWR_HOME", "")
+    certificates.site_key(tmp_path / setup.KEY, 3)
     setup.site(tmp_path, {"client": 3, "data": "data.npz", "state": "state", "public": {"aproval": "ask"}})
     told: list[str] = []
     assert launcher.serve(tmp_path, say=told.append) == 0
