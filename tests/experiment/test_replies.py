@@ -320,10 +320,13 @@ def test_a_run_of_several_rounds_is_not_reused_and_no_byte_counts_twice(tmp_path
     assert (after["bytes_down"], after["refused"]) == (before["bytes_down"], before["refused"])
 
 
-def test_a_damaged_neighbour_is_passed_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "place", ["config.json", "journal/meter.jsonl", "journal/spent.jsonl"], ids=["facts", "bytes", "releases"]
+)
+def test_a_damaged_neighbour_is_passed_over(place: str, tmp_path: Path) -> None:
     first = job("real", tmp_path / "first")
     run(first)
-    (first.out / "config.json").write_text("{")
+    (first.out / place).write_text("{\n")
     reuse.prepare(job("real", tmp_path / "other", training={"epochs": 1}), [first.out])
     assert not (tmp_path / "other").exists()
 

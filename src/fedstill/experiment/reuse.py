@@ -406,11 +406,12 @@ def prepare(job: Job, earlier: Iterable[Path]) -> None:
     for run in reversed(list(earlier)):
         try:
             other, content = read_job(run, job.out, job.command), RunFolder(run).read_config()
+            journal = Journal(RunFolder(run).journal)
+            having, refused = journal.files.replies(0), journal.files.refused(0)
+            lost = journal.releases(before=1).keys() - having.keys() - refused.keys()
+            RunFolder(run).check_results(journal.files.spent)
         except ValueError:  # damaged, or not finished
             continue
-        journal = Journal(RunFolder(run).journal)
-        having, refused = journal.files.replies(0), journal.files.refused(0)
-        lost = journal.releases(before=1).keys() - having.keys() - refused.keys()
         if first_work(other) != wanted or _other_task(job, other, content) or lost or not having:
             continue
         if content.version == fedstill.__version__ and not RunFolder(run).asked_sites:

@@ -37,14 +37,12 @@ def check(folder: Path | None = None) -> Iterator[Any]:
         raise ValueError(f"{folder} is not an empty folder; choose another, or none for a temporary one")
     try:
         yield from _steps(folder)
-    except RuntimeError:  # whoever looks for the cause needs the logs
+    except RuntimeError:
+        kept = True  # whoever looks for the cause needs the logs
         raise
-    except BaseException:
+    finally:
         if not kept:
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
-    if not kept:
-        shutil.rmtree(folder, ignore_errors=True)  # it has the sites' keys and records
+            shutil.rmtree(folder, ignore_errors=True)  # it has the sites' keys and records
     where = f"the files are in {folder}" if kept else "its files are removed (fedstill deploy check FOLDER keeps them)"
     yield f"everything works; {where}"
 
