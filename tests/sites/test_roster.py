@@ -4,15 +4,18 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 from filelock import FileLock
 
+from fedstill.base import files
 from fedstill.engines.transport import Arrival, Transport
 from fedstill.protocol import wire
 from fedstill.sites.certificates import site_key
+from fedstill.sites.seals import RECEIPTS, Receipts
 from fedstill.sites.server import roster
 from fedstill.sites.server.serve import LimitedRecords, Present
 
@@ -121,6 +124,29 @@ def test_a_site_that_comes_back_has_the_limits_that_it_had(place: Path, tmp_path
     roster.invite(place, 4, None)
     back = roster.accept(place, 4, keys[1], flwr)
     assert (back.max_records, back.helper) == (500, True)
+
+
+def test_a_new_key_that_flower_did_not_take_at_first_has_the_newest_receipt(place: Path, tmp_path: Path) -> None:
+    flwr, keys = Flwr(), keys_of(tmp_path, *"ab")
+    receipts = Receipts(tmp_path / RECEIPTS)
+    roster.invite(place, 4, None)
+    roster.accept(place, 4, keys[0], flwr)
+    for number, takes in ((5, False), (9, True)):
+        receipts.note(keys[0], f"{number}.{'a' * 64}.{'b' * 64}")
+        with nullcontext() if takes else pytest.raises(ValueError, match="Flower does not register the key"):
+            roster.accept(place, 4, keys[1], flwr if takes else lambda *_: "down", replace=True)
+    assert receipts.of(keys[1]) == receipts.of(keys[0]) == f"9.{'a' * 64}.{'b' * 64}"
+
+
+def test_damaged_receipts_are_said_before_flower_takes_a_key(place: Path, tmp_path: Path) -> None:
+    flwr, (key,) = Flwr(), keys_of(tmp_path, "a")
+    roster.invite(place, 4, None)
+    (tmp_path / RECEIPTS).write_text("{")
+    with pytest.raises(files.Damaged, match="receipts.json is damaged"):
+        roster.accept(place, 4, key, flwr)
+    assert not flwr.calls
+    (tmp_path / RECEIPTS).unlink()
+    assert roster.accept(place, 4, key, flwr).node == 100
 
 
 def test_a_client_that_flower_keeps_is_in_no_run_all_the_same(place: Path, tmp_path: Path) -> None:

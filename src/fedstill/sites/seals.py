@@ -106,14 +106,14 @@ class Receipts:
                 files.write_json(self._place, {**known, _short(key): receipt})
 
     def hand_on(self, former: Sequence[str], key: str) -> None:
-        """Keep the last receipt of a client's ``former`` keys, in order, for its new one, unless that has its own.
+        """Keep the last receipt of a client's ``former`` keys, in order, for its new one, which has signed nothing yet.
 
         A site that took another key has the same log. A stranger under the client's number ignores it.
         """
         with FileLock(self._place.with_suffix(".lock"), timeout=60):
             known = self._read()
             last = next((known[_short(old)] for old in reversed(former) if _short(old) in known), None)
-            if last is not None and _short(key) not in known:
+            if last is not None:
                 files.write_json(self._place, {**known, _short(key): last})
 
     def _read(self) -> Mapping[str, str]:

@@ -239,11 +239,12 @@ def accept(place: Path, client: int, public_key: str, flwr: Flwr, *, replace: bo
             )
         if before is not None and not replace:
             raise ValueError(f"client {client} has another key already; --replace removes that and registers this one")
+        left = (*roster.left, *([] if before is None else [_left(before)]))
+        receipts = Receipts(place.with_name(RECEIPTS))  # first: Flower takes a key once, and a damaged file stops here
+        receipts.hand_on([one.key for one in left if one.client == client], key)
         node = _register(place.with_name(f".site-{client}.pub"), client, key, flwr)
         sums = certificates.sums_of(public_key)
         member = Member(client=client, key=key, node=node, sums=sums, **_limits(invited))
-        left = (*roster.left, *([] if before is None else [_left(before)]))
-        Receipts(place.with_name(RECEIPTS)).hand_on([one.key for one in left if one.client == client], key)
         update = {
             "site": (*(other for other in roster.site if other.client != client), member),
             "invited": tuple(entry for entry in roster.invited if entry.client != client),

@@ -126,9 +126,10 @@ def _absent(file: str, members: Members, experiment: config.Experiment) -> froze
     absent = frozenset(range(experiment.clients) if file else ()) - members.keys()
     fewest = experiment.clients if experiment.masked is not None else experiment.min_clients or experiment.clients
     if experiment.clients - len(absent) < fewest:
+        fewer = "run with fewer clients" if experiment.masked is not None else "go on without it (min_clients)"
         raise ValueError(
             f"the roster {file!r} lacks client {min(absent)} of the run's {experiment.clients}; accept its key "
-            f"(fedstill server accept FOLDER {min(absent)} KEY), or run with fewer clients (min_clients)"
+            f"(fedstill server accept FOLDER {min(absent)} KEY), or {fewer}"
         )
     for client in sorted(absent):
         log.warning("the run goes on without client %d, of which the roster has no key", client)
